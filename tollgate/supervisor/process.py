@@ -1,0 +1,125 @@
+"""One child process: how it is started so that it cannot outlive us, and how it is stopped.
+
+Every child leads a session and a process group of its own, so that a Ctrl-C in the terminal reaches only the
+supervisor, which then stops the children in order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+POLL_SECONDS = 0.01
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What to run for one child.
+
+    user: name of the account to run as (None: our own); cwd is entered before privileges are dropped, so it
+    may lie where that account has no way to.
+    death_signal: what the kernel sends the child when the process that started it is gone, even by SIGKILL.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    user: str | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    death_signal: signal.Signals = signal.SIGTERM
+    pass_fds: tuple[int, ...] = ()
+
+
+def _die_with_parent(parent: int, death_signal: int) -> Callable[[], None]:
+    prctl = _libc.prctl
+
+    def before_exec() -> None:
+        # Runs after setuid, which would clear the setting; the parent may be gone already.
+        prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
+
+
+def identity(user: str | None) -> dict[str, Any]:
+    """The arguments of subprocess that run a child as another account (None: as our own)."""
+    if user is None:
+        return {}
+    account = pwd.getpwnam(user)
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def spawn(command: Command, log: Path) -> subprocess.Popen[bytes]:
+    """Start a child whose output is appended to a log file (mode 0600).
+
+    Call from a thread that lives as long as the child is wanted: the kernel counts the death of the forking
+    *thread* as the parent's.
+    """
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            command.argv,
+            env={**os.environ, **command.env},
+            cwd=command.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=subprocess.STDOUT,
+            pass_fds=command.pass_fds,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(os.getpid(), command.death_signal),  # noqa: PLW1509 (two system calls)
+            **identity(command.user),
+        )
+    finally:
+        os.close(descriptor)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal a whole process group; one that is gone already is no error."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def group_is_empty(pid: int) -> bool:
+    """Whether no process (a zombie counts as one) is left in the group."""
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def stop(process: subprocess.Popen[bytes], stop_signal: int, grace_seconds: float) -> None:
+    """Ask the leader to stop, wait, then kill what is left of its group and reap it."""
+    if process.poll() is None:
+        process.send_signal(stop_signal)
+        deadline = time.monotonic() + grace_seconds
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+    signal_group(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def log_tail(log: Path, lines: int = 3) -> str:
+    """The last lines of a log on one line, for an error sentence."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return ""
+    return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
