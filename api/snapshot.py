@@ -1,0 +1,164 @@
+"""What every call reads, kept in memory and fresh: models, keys and prices.
+
+One connection listens on the channel `tollgate` and reloads at once when something was changed. A poll every
+POLL_SECONDS proves that the connection lives and finds changes that nobody announced. While Postgres is
+away the last snapshot goes on serving, up to KEY_STALE_MAX.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+
+import asyncpg
+
+from api.access.directory import Access, Directory, load_directory
+from api.access.lookup import KeyLookup
+from engine.registry import Registry, load_registry
+from ledger.prices import PriceBook, load_prices
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "tollgate"
+POLL_SECONDS = 5.0
+KEY_STALE_MAX = 7200.0  # seconds without Postgres during which known keys are still served
+ANSWER_SECONDS = 2.0  # a poll or connect that takes longer counts as a lost connection
+LOAD_SECONDS = 30.0  # the same for a whole reload
+BACKOFF_FIRST = 0.05  # seconds
+BACKOFF_MAX = 0.5  # seconds; short, because a revoked key works until the connection is back
+
+# Rows written so far to the tables that a snapshot is made of, counted by Postgres itself: it differs after
+# any change, also one that was made without NOTIFY.
+WRITES = """
+    SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)::bigint FROM pg_stat_user_tables
+    WHERE relname IN ('models', 'versions', 'replicas', 'organisations', 'apps', 'api_keys', 'limits',
+                      'budgets', 'prices')
+"""
+
+
+class Snapshot:
+    """Registry, directory and prices as one process sees them.
+
+    registry, directory, prices: replaced whole at each reload; read them anew for each call.
+    connected: the listening connection stands and what it announced was loaded.
+    loaded_at: seconds since the epoch of the last load, None before the first.
+    on_change: called without arguments after each load, in order; one that raises is logged and skipped.
+    """
+
+    def __init__(self, database_url: str) -> None:
+        self.registry = Registry()
+        self.directory = Directory()
+        self.prices = PriceBook([])
+        self.connected = False
+        self.loaded_at: float | None = None
+        self.on_change: list[Callable[[], None]] = []
+        self._url = database_url
+        self._lookup = KeyLookup(database_url)
+        self._fresh_at = time.monotonic()  # when the database last answered
+        self._writes: int | None = None
+        self._changed = asyncio.Event()  # something may have changed, or the connection was lost
+        self._loaded = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, wait_seconds: float = 10.0) -> None:
+        """Begins to keep fresh, and waits for the first load, but not longer than wait_seconds."""
+        self._task = asyncio.get_running_loop().create_task(self._keep_fresh(), name="snapshot")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._loaded.wait(), wait_seconds)
+
+    async def stop(self) -> None:
+        """Closes both connections. What was loaded stays readable."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self.connected = False
+        await self._lookup.stop()
+
+    def stale(self) -> bool:
+        """True when cut off from Postgres for longer than KEY_STALE_MAX: known keys are then refused too."""
+        return not self.connected and time.monotonic() - self._fresh_at > KEY_STALE_MAX
+
+    async def look_up_key(self, key: bytes) -> Access | None:
+        """Asks Postgres about a key that the directory does not know (just made, or never).
+
+        Keys that come within 10 ms are asked for together; a negative is remembered for 1 s.
+        Raises DirectoryUnavailable when Postgres is away.
+        """
+        access = await self._lookup.find(key)
+        if access is not None:
+            self._changed.set()  # the directory should have known
+        return access
+
+    async def _keep_fresh(self) -> None:
+        pause = BACKOFF_FIRST
+        while True:
+            began = time.monotonic()
+            try:
+                await self._listen()
+            except (
+                OSError,
+                TimeoutError,
+                ValueError,
+                asyncpg.PostgresError,
+                asyncpg.InterfaceError,
+            ) as error:
+                if self.connected or (self.loaded_at is None and pause == BACKOFF_FIRST):
+                    log.warning("snapshot: Postgres is away (%s)", type(error).__name__)
+            self.connected = False
+            if time.monotonic() - began > 2 * BACKOFF_MAX:
+                pause = BACKOFF_FIRST
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(BACKOFF_MAX, pause * 2)
+
+    async def _listen(self) -> None:
+        """Serves one connection until it is lost; raises or returns then."""
+        connection = await asyncpg.connect(
+            self._url,
+            timeout=ANSWER_SECONDS,
+            command_timeout=ANSWER_SECONDS,
+            server_settings={"application_name": "tollgate snapshot"},
+        )
+        try:
+            connection.add_termination_listener(lambda _: self._changed.set())
+            await connection.add_listener(CHANNEL, lambda *_: self._changed.set())
+            # Listening comes before the load, so that no change can fall between the two.
+            self._changed.set()
+            while not connection.is_closed():
+                if self._changed.is_set():
+                    self._changed.clear()
+                    await asyncio.wait_for(self._load(connection), LOAD_SECONDS)
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
+                    continue
+                writes = await connection.fetchval(WRITES)
+                self._fresh_at = time.monotonic()
+                if writes != self._writes:
+                    self._changed.set()
+        finally:
+            connection.terminate()
+
+    async def _load(self, connection: asyncpg.Connection) -> None:
+        writes = await connection.fetchval(WRITES)
+        registry = await load_registry(connection, self.registry)
+        directory = await load_directory(connection)
+        prices = await load_prices(connection)
+        self.registry, self.directory, self.prices, self._writes = registry, directory, prices, writes
+        self._fresh_at = time.monotonic()
+        self.loaded_at = time.time()
+        if not self.connected:
+            self.connected = True
+            log.info(
+                "snapshot: connected, %d models, %d keys",
+                len(registry.models),
+                len(directory.accesses),
+            )
+        self._loaded.set()
+        for changed in self.on_change:
+            try:
+                changed()
+            except Exception:
+                log.exception("snapshot: a listener to changes failed")
