@@ -1,0 +1,20 @@
+"""What the ledger can refuse. Each class says in one sentence what happened and what to do."""
+
+
+class LedgerError(Exception):
+    """Something is wrong in the books, the journal or on the way between them."""
+
+
+class JournalFull(LedgerError):
+    """The journal cannot take another call: answer 503 and let the caller come back, for an unbilled call must not run."""
+
+    status = 503
+    code = "journal_full"
+
+
+class CallNotOpen(LedgerError):
+    """A close was handed in for a call that is not open: it was never opened, its open failed, or it was closed before."""
+
+
+class DrainerRunning(LedgerError):
+    """Another drainer already reads this journal folder: one is enough, leave it running."""
