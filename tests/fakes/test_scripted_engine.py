@@ -93,9 +93,7 @@ def test_an_engine_that_is_down_refuses_and_comes_back_on_its_port(engine: Scrip
 
 
 def test_what_is_not_http_is_refused_and_noted(engine: ScriptedEngine) -> None:
-    two_lengths = (
-        b"POST / HTTP/1.1\r\nHost: e\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    )
+    lengths = b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     with connect(engine) as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: e\r\n" + lengths)
         assert read_until(sock, b"never")[0].startswith(b"HTTP/1.1 400 ")
