@@ -20,3 +20,17 @@ class PortTaken(TollgateError):
         )
         self.port = port
         self.option = option
+
+
+class HomeInUse(TollgateError):
+    """Another `tollgate up` runs in this home."""
+
+    def __init__(self, home: object, pid: str) -> None:
+        super().__init__(
+            f"{home} is in use by a running `tollgate up` (process {pid or 'unknown'}); stop that one, "
+            "or set TOLLGATE_HOME to another folder."
+        )
+
+
+class Unreachable(TollgateError):
+    """A server or an engine that was named by address does not answer."""

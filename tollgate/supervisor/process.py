@@ -6,6 +6,7 @@ supervisor, which then stops the children in order.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pwd
@@ -86,34 +87,37 @@ def spawn(command: Command, log: Path) -> subprocess.Popen[bytes]:
         os.close(descriptor)
 
 
+def has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the leader is gone, leaving it unreaped: so its number cannot be given to anybody else yet."""
+    if process.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def bury(process: subprocess.Popen[bytes]) -> int:
+    """End what is left of the group of a leader that has exited, reap it, and return its exit status."""
+    if process.returncode is None:
+        signal_group(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
 def signal_group(pid: int, number: int) -> None:
     """Signal a whole process group; one that is gone already is no error."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def group_is_empty(pid: int) -> bool:
-    """Whether no process (a zombie counts as one) is left in the group."""
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
 
 
 def stop(process: subprocess.Popen[bytes], stop_signal: int, grace_seconds: float) -> None:
     """Ask the leader to stop, wait, then kill what is left of its group and reap it."""
-    if process.poll() is None:
+    if not has_exited(process):
         process.send_signal(stop_signal)
         deadline = time.monotonic() + grace_seconds
-        while process.poll() is None and time.monotonic() < deadline:
+        while not has_exited(process) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-    signal_group(process.pid, signal.SIGKILL)
-    process.wait()
+    bury(process)
 
 
 def log_tail(log: Path, lines: int = 3) -> str:

@@ -1,0 +1,208 @@
+"""Starts parts, restarts what dies, stops all in order. Runs on one event loop in the main thread.
+
+Everything that blocks (preparing, probing) runs in threads, but children are always started from the main
+thread, because the kernel ties their death signal to the thread that started them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tollgate.errors import ServerFailed
+from tollgate.supervisor import leftovers
+from tollgate.supervisor.part import Part
+from tollgate.supervisor.process import Command, bury, has_exited, log_tail, signal_group, spawn
+
+PROBE_SECONDS = 0.05
+BACK_OFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+STEADY_SECONDS = 30.0  # a child that lived this long starts again without back-off
+KEEP_LOG_BYTES = 10 << 20
+
+
+@dataclass(slots=True)
+class Child:
+    """A part and its present process."""
+
+    part: Part
+    command: Command | None = None
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    deaths: int = 0
+    supervised: bool = False  # its death is answered by a restart
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Supervisor:
+    """The children of one home.
+
+    say: told one line about every restart. changed: called when the set of pids has changed.
+    """
+
+    def __init__(self, home: Path, *, say: Callable[[str], None], changed: Callable[[], None]) -> None:
+        self.home = home
+        self.logs = home / "logs"
+        self._say = say
+        self._changed = changed
+        self._children: dict[str, Child] = {}
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def pids(self) -> dict[str, int]:
+        """Pids of the children that run, by name."""
+        return {
+            name: child.process.pid
+            for name, child in self._children.items()
+            if child.process is not None and not child.gone.is_set()
+        }
+
+    def watch(self) -> None:
+        """From now on notice the deaths of children."""
+        self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._on_child_signal)
+
+    async def start(self, part: Part) -> None:
+        """Start a part and wait until it is ready; ServerFailed when it dies or takes too long."""
+        child = Child(part)
+        self._children[part.name] = child
+        _keep_previous_log(self._log(child))
+        await self._launch(child)
+        await self._await_ready(child)
+        child.supervised = True
+        if child.gone.is_set():  # between its last answer and now
+            self._plan_restart(child)
+
+    async def stop(self) -> None:
+        """Stop all parts, tier by tier, each within its own limit; then nothing of theirs runs."""
+        self._stopping = True
+        for task in self._restarts:
+            task.cancel()
+        await asyncio.gather(*self._restarts, return_exceptions=True)
+        for tier in sorted({child.part.tier for child in self._children.values()}, reverse=True):
+            members = [child for child in self._children.values() if child.part.tier == tier]
+            await asyncio.gather(*(self._end(child) for child in members))
+        leftovers.write_records(self.home, ())
+
+    def kill(self) -> None:
+        """Stop everything now: SIGKILL to every group."""
+        self._stopping = True
+        for child in self._children.values():
+            if child.process is not None and not child.gone.is_set():
+                signal_group(child.process.pid, signal.SIGKILL)
+
+    async def _launch(self, child: Child) -> None:
+        command = await asyncio.to_thread(child.part.prepare)
+        command = dataclasses.replace(command, env={**command.env, leftovers.MARK: str(self.home)})
+        if self._stopping:
+            raise asyncio.CancelledError
+        child.command = command
+        child.gone.clear()
+        child.process = spawn(command, self._log(child))
+        child.started_at = time.monotonic()
+        self._write_records()
+        self._changed()
+
+    async def _await_ready(self, child: Child) -> None:
+        deadline = time.monotonic() + child.part.start_seconds
+        while not await asyncio.to_thread(child.part.is_ready):
+            if child.gone.is_set():
+                log = self._log(child)
+                raise ServerFailed(
+                    f"{child.part.name} stopped while it was starting: {log_tail(log) or 'no output'} (log: {log})."
+                )
+            if time.monotonic() > deadline:
+                raise ServerFailed(
+                    f"{child.part.name} was not ready after {child.part.start_seconds:g} s; "
+                    f"its log is {self._log(child)}."
+                )
+            await asyncio.sleep(PROBE_SECONDS)
+
+    def _on_child_signal(self) -> None:
+        for child in self._children.values():
+            if child.process is None or child.gone.is_set() or not has_exited(child.process):
+                continue
+            status = bury(child.process)
+            child.gone.set()
+            if child.supervised and not self._stopping:
+                self._say(f"{child.part.name} died ({_cause(status)}); it is started again.")
+                self._plan_restart(child)
+
+    def _plan_restart(self, child: Child) -> None:
+        task = asyncio.get_running_loop().create_task(self._restart(child))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    async def _restart(self, child: Child) -> None:
+        child.supervised = False
+        died_at = time.monotonic()
+        if died_at - child.started_at > STEADY_SECONDS:
+            child.deaths = 0
+        while True:
+            pause = BACK_OFF_SECONDS[min(child.deaths, len(BACK_OFF_SECONDS) - 1)]
+            child.deaths += 1
+            await asyncio.sleep(pause)
+            try:
+                await self._launch(child)
+                await self._await_ready(child)
+            except (ServerFailed, OSError) as error:
+                self._say(f"{child.part.name} is not back yet: {error}")
+                await self._end(child)
+                continue
+            break
+        child.supervised = True
+        self._say(f"{child.part.name} is back after {time.monotonic() - died_at:.1f} s.")
+        if child.gone.is_set():
+            self._plan_restart(child)
+
+    async def _end(self, child: Child) -> None:
+        if child.process is None or child.command is None or child.gone.is_set():
+            return
+        child.supervised = False
+        child.process.send_signal(child.command.stop_signal)
+        try:
+            await asyncio.wait_for(child.gone.wait(), child.part.stop_seconds)
+        except TimeoutError:
+            if not self._stopping:
+                self._say(
+                    f"{child.part.name} did not stop within {child.part.stop_seconds:g} s; it is killed."
+                )
+            signal_group(child.process.pid, signal.SIGKILL)
+            await child.gone.wait()
+
+    def _write_records(self) -> None:
+        leftovers.write_records(self.home, self._records())
+
+    def _records(self) -> Iterable[leftovers.Record]:
+        for name, pid in self.pids().items():
+            child = self._children[name]
+            started = leftovers.start_time(pid)
+            if started is not None and child.command is not None:
+                yield leftovers.Record(
+                    name=name,
+                    pid=pid,
+                    started=started,
+                    tier=child.part.tier,
+                    stop_signal=child.command.stop_signal,
+                )
+
+    def _log(self, child: Child) -> Path:
+        return self.logs / f"{child.part.name}.log"
+
+
+def _cause(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit code {status}"
+
+
+def _keep_previous_log(log: Path) -> None:
+    """Move a large log aside, so that logs do not grow for ever over many starts."""
+    try:
+        if log.stat().st_size > KEEP_LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+    except FileNotFoundError:
+        return
