@@ -1,7 +1,7 @@
 """The engine's tables: which models exist, in which versions, served by which replicas.
 
-Every change to them tells the channel `tollgate` (a trigger does, see the migrations), so that processes that hold
-them in memory read them anew.
+Every change to them tells the channel `tollgate` (a trigger does, see the migrations), so that processes that
+hold them in memory read them anew.
 """
 
 from sqlalchemy import (

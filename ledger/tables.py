@@ -1,12 +1,12 @@
 """The ledger's tables.
 
-Money is NUMERIC(38,12): 1e-12 of the currency is the smallest amount, and Python's int counts exactly that unit.
-`usage`, `attempts` and `transfers` are only ever added to (triggers refuse the rest) and are partitioned by month, the
-month being read from the UUIDv7 that leads their key (`ledger/partitions.py`). `balances` and `usage_days` are derived:
-`tollgate ledger verify` rebuilds them and compares.
+Money is NUMERIC(38,12): 1e-12 of the currency is the smallest amount, and Python's int counts that unit.
+`usage`, `attempts` and `transfers` are only ever added to (triggers refuse the rest) and are partitioned by
+month, the month being read from the UUIDv7 that leads their key (`ledger/partitions.py`). `balances` and
+`usage_days` are derived: `tollgate ledger verify` rebuilds them and compares.
 
-There are no foreign keys from the partitioned tables: a check per row would cost more than the row, and would lock
-the one revenue account for everyone. `ledger verify` finds what they would have refused.
+There are no foreign keys from the partitioned tables: a check per row would cost more than the row, and would
+lock the one revenue account for everyone. `ledger verify` finds what they would have refused.
 """
 
 from uuid import UUID
@@ -52,14 +52,14 @@ def _price_rule(column: str) -> str:
     return f"{column} >= 0 AND {column} < 1000000 AND scale(trim_scale({column})) <= 12"
 
 
-# A price is never changed: a new one with a later date takes its place, so that old charges can be recomputed.
+# A price is never changed, a later one takes its place: so old charges can be recomputed.
 prices = Table(
     "prices",
     metadata,
     Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
     Column("model", Text, nullable=False),
     Column("currency", Text, nullable=False),
-    # Each per token. Without a fixed scale, for a fixed scale would round a 13th decimal instead of refusing it.
+    # Each per token. Without a fixed scale, which would round a 13th decimal instead of refusing it.
     Column("prompt", Numeric, nullable=False),
     Column("cached_prompt", Numeric, nullable=False),
     Column("completion", Numeric, nullable=False),
@@ -108,8 +108,8 @@ usage = Table(
     Column("host", Text, nullable=False),
     Column("journal", Text, nullable=False),
     CheckConstraint(
-        "outcome IN ('completed', 'caller_left', 'engine_failed', 'engine_refused', 'shutdown', 'interrupted', "
-        "'timed_out')",
+        "outcome IN ('completed', 'caller_left', 'engine_failed', 'engine_refused', 'shutdown', "
+        "'interrupted', 'timed_out')",
         name="outcome",
     ),
     CheckConstraint("usage_source IN ('engine', 'counted', 'none')", name="usage_source"),
@@ -151,7 +151,8 @@ accounts = Table(
     Column("currency", Text, nullable=False),
     UniqueConstraint("kind", "app_id", "currency", postgresql_nulls_not_distinct=True),
     CheckConstraint(
-        "kind IN ('wallet', 'receivable', 'revenue', 'promotion', 'cash', 'provider_cost', 'write_off', 'rounding')",
+        "kind IN ('wallet', 'receivable', 'revenue', 'promotion', 'cash', 'provider_cost', 'write_off', "
+        "'rounding')",
         name="kind",
     ),
     CheckConstraint("currency ~ '^[A-Z]{3}$'", name="currency"),
@@ -160,7 +161,7 @@ accounts = Table(
 transfers = Table(
     "transfers",
     metadata,
-    # A charge (or write-off) carries the id of its call: the primary key is what makes a second one impossible.
+    # A charge or write-off carries its call's id: the primary key makes a second one impossible.
     Column("id", Uuid, primary_key=True),
     Column("debit_account", Uuid, nullable=False),
     Column("credit_account", Uuid, nullable=False),
