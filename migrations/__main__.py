@@ -1,4 +1,7 @@
-"""`python -m migrations check-heads | upgrade | check`: for make, CI and containers (DATABASE_URL where one is needed)."""
+"""`python -m migrations check-heads | upgrade | check`: for make, CI and containers.
+
+The last two want DATABASE_URL.
+"""
 
 import os
 import sys
@@ -8,23 +11,27 @@ from migrations.check import check
 from migrations.errors import MigrationError
 
 
+def _say(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+
+
 def main(words: list[str]) -> int:
     try:
         match words:
             case ["check-heads"]:
-                print(f"One head: {graph.head()}.")
+                _say(f"One head: {graph.head()}.")
             case ["check"]:
                 check(os.environ.get("DATABASE_URL", ""))
             case ["upgrade"]:
                 from migrations.run import upgrade
 
-                applied = upgrade(os.environ.get("DATABASE_URL", ""), say=print)
-                print(f"Applied: {', '.join(applied)}." if applied else "Nothing to do.")
+                applied = upgrade(os.environ.get("DATABASE_URL", ""), say=_say)
+                _say(f"Applied: {', '.join(applied)}." if applied else "Nothing to do.")
             case _:
-                print("python -m migrations check-heads | upgrade | check", file=sys.stderr)
+                sys.stderr.write("python -m migrations check-heads | upgrade | check\n")
                 return 2
     except MigrationError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 1
     return 0
 

@@ -11,7 +11,10 @@ CONNECT_SECONDS = 5
 
 
 def connect(database_url: str, *, application: str) -> psycopg.Connection[tuple[object, ...]]:
-    """A connection in autocommit mode. Raises DatabaseUnreachable with a sentence that names the server, never the password."""
+    """A connection in autocommit mode.
+
+    Raises DatabaseUnreachable with a sentence that names the server, never the password.
+    """
     try:
         return psycopg.connect(
             database_url, autocommit=True, connect_timeout=CONNECT_SECONDS, application_name=application
@@ -58,8 +61,8 @@ def compare(connection: psycopg.Connection[tuple[object, ...]], versions: Path =
         )
     if all(revision in graph.parents(versions) for revision in database):
         raise SchemaBehind(
-            f"The database is behind: it stands at revision {', '.join(database)}, and this code needs {code}. "
-            "Run 'tollgate migrate' first."
+            f"The database is behind: it stands at revision {', '.join(database)}, and this code needs "
+            f"{code}. Run 'tollgate migrate' first."
         )
     served = connection.execute("SELECT 1 FROM schema_serves WHERE code_revision = %s", (code,)).fetchone()
     if served is None:

@@ -1,10 +1,12 @@
-"""What Alembic runs: on the locked connection of `migrations.run`, or by hand (`alembic ...`) on one of its own."""
+"""What Alembic runs: on the locked connection of `migrations.run`, or by hand on one of its own."""
 
 import os
 import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from alembic import context
+from alembic.runtime.migration import MigrationContext, MigrationInfo
 from sqlalchemy import Connection, text
 
 import api.access.tables
@@ -17,9 +19,11 @@ NOT_COMPARED = re.compile(r"schema_serves|(usage|attempts|transfers)_\d{4}_\d{2}
 METADATA = [engine.tables.metadata, api.access.tables.metadata, ledger.tables.metadata]
 
 
-def _replace_served(*, ctx: Any, step: Any, heads: Any, run_args: Any) -> None:
+def _replace_served(
+    ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]
+) -> None:
     """In the migration's own transaction: which older releases of the code this schema serves from now on."""
-    if not step.is_upgrade:
+    if step.up_revision is None or ctx.connection is None:
         return
     ctx.connection.execute(text("DELETE FROM schema_serves"))
     for revision in getattr(step.up_revision.module, "serves", ()):

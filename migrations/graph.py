@@ -1,4 +1,4 @@
-"""The revisions that this code carries, read from the files without importing Alembic (which every start would pay)."""
+"""The revisions that this code carries, read from the files: importing Alembic would slow every start."""
 
 import ast
 from pathlib import Path
@@ -40,7 +40,7 @@ def head(versions: Path = VERSIONS) -> str:
     found = heads(versions)
     if len(found) != 1:
         raise SeveralHeads(
-            f"The migrations have {len(found)} heads ({', '.join(found) or 'none'}) where there must be one: give one "
-            "of them the other as its down_revision."
+            f"The migrations have {len(found)} heads ({', '.join(found) or 'none'}) where there must be one: "
+            "give one of them the other as its down_revision."
         )
     return found[0]

@@ -1,4 +1,4 @@
-"""Indexes built concurrently leave an INVALID one behind when they die: found here, dropped before the re-run."""
+"""A concurrent index build that dies leaves an INVALID index: found here, dropped before the re-run."""
 
 import psycopg
 
@@ -6,12 +6,13 @@ from migrations.errors import LeftoverIndex
 
 
 def invalid_indexes(connection: psycopg.Connection[tuple[object, ...]]) -> list[str]:
-    """Schema-qualified, quoted names. Only plain indexes: a partitioned one is invalid until all its parts are attached."""
+    """Qualified, quoted names. Only plain indexes: a partitioned one is invalid until its last part is there."""
     rows = connection.execute(
         "SELECT index.indexrelid::regclass::text FROM pg_index AS index "
         "JOIN pg_class AS class ON class.oid = index.indexrelid "
         "JOIN pg_namespace AS space ON space.oid = class.relnamespace "
-        "WHERE NOT index.indisvalid AND class.relkind = 'i' AND space.nspname IN ('public', 'billing') ORDER BY 1"
+        "WHERE NOT index.indisvalid AND class.relkind = 'i' AND space.nspname IN ('public', 'billing') "
+        "ORDER BY 1"
     )
     return [str(row[0]) for row in rows]
 

@@ -19,8 +19,8 @@ def migration_lock(
 ) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
     """The connection that holds the lock, in autocommit mode. Raises MigrationBusy after `wait_seconds`.
 
-    Polls rather than waits inside Postgres: a waiting statement holds a snapshot, and an index built concurrently by
-    the holder would wait for that snapshot: a deadlock.
+    Polls rather than waits inside Postgres: a waiting statement holds a snapshot, and an index built
+    concurrently by the holder would wait for that snapshot: a deadlock.
     """
     with connect(database_url, application="tollgate-migrate") as connection:
         # A migrator that was killed must not go on working in the server.
@@ -30,8 +30,8 @@ def migration_lock(
         while not _try(connection):
             if time.monotonic() > deadline:
                 raise MigrationBusy(
-                    f"Another starter has been migrating {address(database_url)} for over {wait_seconds:.0f} s: wait "
-                    "for it, or end its session (application_name 'tollgate-migrate' in pg_stat_activity)."
+                    f"Another starter has been migrating {address(database_url)} for over {wait_seconds:g} s: "
+                    "wait for it, or end its session (application_name 'tollgate-migrate' in pg_stat_activity)."
                 )
             if on_wait and not told:
                 on_wait()

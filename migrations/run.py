@@ -1,4 +1,4 @@
-"""Bringing the database to this code's schema: under a lock, giving way to readers, each migration in one transaction.
+"""Brings the database to this code's schema: under a lock, giving way to readers, a transaction for each step.
 
 Faces: `upgrade(database_url)`, `check(database_url)`, `heads()`.
 """
@@ -44,8 +44,8 @@ def upgrade(
 ) -> list[str]:
     """Migrates to the head; returns the revisions applied, none when there was nothing to do.
 
-    Of several starters one migrates while the others wait, then find nothing to do. `say` gets a sentence for people
-    whenever something is waited for. Raises MigrationError's classes, each with one sentence.
+    Of several starters one migrates while the others wait, then find nothing to do. `say` gets a sentence
+    for people whenever something is waited for. Raises MigrationError's classes, each with one sentence.
     """
     versions = scripts / "versions"
     target = graph.head(versions)
@@ -74,9 +74,9 @@ def upgrade(
                 blockers = _longest_sessions(connection)
                 if attempt == attempts:
                     raise MigrationBlocked(
-                        f"The migration to revision {target} could not lock a table within {lock_timeout_ms} ms, "
-                        f"{attempts} times; the schema is as the last whole migration left it. Longest open "
-                        f"transactions: {blockers}. End them or wait, then run 'tollgate migrate' again."
+                        f"The migration to revision {target} could not lock a table within {lock_timeout_ms} "
+                        f"ms, {attempts} times; the schema is as the last whole migration left it. Longest "
+                        f"open transactions: {blockers}. End them or wait, then run 'tollgate migrate' again."
                     ) from error
                 say(f"A table is in use ({blockers}): trying again in {pause_seconds:g} s.")
                 time.sleep(pause_seconds)
@@ -124,7 +124,7 @@ def _run(connection: psycopg.Connection[tuple[object, ...]], scripts: Path) -> l
 
 
 def _in_order(versions: Path) -> list[str]:
-    """From the first revision to the head (one line of descent: a merge is refused as two heads before it)."""
+    """From the first revision to the head: one line of descent, as two heads are refused."""
     graph_of = graph.parents(versions)
     line = [graph.head(versions)]
     while graph_of[line[-1]]:
@@ -152,8 +152,8 @@ def _is_current(connection: psycopg.Connection[tuple[object, ...]], versions: Pa
 def _require_version(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     if connection.info.server_version < OLDEST_POSTGRES:
         raise PostgresTooOld(
-            f"This server is PostgreSQL {connection.info.server_version // 10000}; Tollgate needs 15 or newer: point "
-            "DATABASE_URL at a newer one."
+            f"This server is PostgreSQL {connection.info.server_version // 10000}; Tollgate needs 15 or newer: "
+            "point DATABASE_URL at a newer one."
         )
 
 
@@ -174,8 +174,8 @@ def _is_lock_timeout(error: Exception) -> bool:
 
 def _longest_sessions(connection: psycopg.Connection[tuple[object, ...]]) -> str:
     rows = connection.execute(
-        "SELECT pid, coalesce(nullif(application_name, ''), 'unnamed'), round(extract(epoch FROM now() - xact_start)) "
-        "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "SELECT pid, coalesce(nullif(application_name, ''), 'unnamed'), "
+        "round(extract(epoch FROM now() - xact_start)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
         "AND backend_type = 'client backend' AND xact_start IS NOT NULL ORDER BY xact_start LIMIT 3"
     )
     found = [f"pid {pid} ({name}, {seconds} s)" for pid, name, seconds in rows]

@@ -11,8 +11,8 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# Which releases of the code (by the newest migration they know) may go on with this schema besides its own: each
-# migration replaces the list by its `serves` when it is applied. See docs/database.md.
+# Which releases of the code (by the newest migration they know) may go on with this schema besides its own:
+# each migration replaces the list by its `serves` when it is applied. See docs/database.md.
 SERVED = """
 CREATE TABLE schema_serves (
     code_revision text NOT NULL,
@@ -38,7 +38,8 @@ CREATE TABLE apps (
     revoked_at timestamptz,
     CONSTRAINT pk_apps PRIMARY KEY (id),
     CONSTRAINT uq_apps_organisation_id_name UNIQUE (organisation_id, name),
-    CONSTRAINT fk_apps_organisation_id_organisations FOREIGN KEY (organisation_id) REFERENCES organisations (id)
+    CONSTRAINT fk_apps_organisation_id_organisations
+        FOREIGN KEY (organisation_id) REFERENCES organisations (id)
 );
 
 CREATE TABLE api_keys (

@@ -1,4 +1,4 @@
-"""The books: prices, usage, attempts, accounts, transfers by month, what is derived from them, and the journal's marks.
+"""The books: prices, usage, attempts and transfers by month, accounts, what is derived, the journal's marks.
 
 Revision ID: 0002
 Revises: 0001
@@ -69,7 +69,8 @@ CREATE TABLE usage (
     journal text NOT NULL,
     CONSTRAINT pk_usage PRIMARY KEY (id),
     CONSTRAINT ck_usage_outcome CHECK (outcome IN (
-        'completed', 'caller_left', 'engine_failed', 'engine_refused', 'shutdown', 'interrupted', 'timed_out')),
+        'completed', 'caller_left', 'engine_failed', 'engine_refused', 'shutdown', 'interrupted',
+        'timed_out')),
     CONSTRAINT ck_usage_usage_source CHECK (usage_source IN ('engine', 'counted', 'none')),
     CONSTRAINT ck_usage_cache CHECK (cache IN ('off', 'miss', 'hit')),
     CONSTRAINT ck_usage_tokens CHECK (
@@ -116,22 +117,22 @@ CREATE TABLE transfers (
 NEVER_CHANGED = """
 CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'Rows of % are never changed or deleted; what was wrong is corrected by a new row.', TG_TABLE_NAME
-        USING ERRCODE = 'restrict_violation';
+    RAISE EXCEPTION 'Rows of % are never changed or deleted; what was wrong is corrected by a new row.',
+        TG_TABLE_NAME USING ERRCODE = 'restrict_violation';
 END $$;
 COMMENT ON FUNCTION refuse_change() IS 'Refuses UPDATE, DELETE and TRUNCATE';
 """
 KEPT = ("prices", "usage", "attempts", "transfers")
 
-# A new month's tables are made beside their parent and then attached, which (unlike CREATE ... PARTITION OF) waits for
-# nobody who reads or writes the parent. Row triggers come with the attachment, TRUNCATE's do not.
+# A new month's tables are made beside their parent and then attached, which (unlike CREATE ... PARTITION OF)
+# waits for nobody who reads or writes the parent. Row triggers come with the attachment, TRUNCATE's do not.
 MONTHS = """
 CREATE FUNCTION month_floor(month date) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT (lpad(to_hex((extract(epoch FROM date_trunc('month', month::timestamp)) * 1000)::bigint), 12, '0')
             || repeat('0', 20))::uuid
 $$;
-COMMENT ON FUNCTION month_floor(date) IS 'The lowest UUIDv7 that can be made in this month (UTC): its first 48 bits '
-    'are milliseconds since 1970';
+COMMENT ON FUNCTION month_floor(date) IS 'The lowest UUIDv7 that can be made in this month (UTC): its first '
+    '48 bits are milliseconds since 1970';
 
 CREATE FUNCTION ensure_month(month date) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -158,8 +159,8 @@ BEGIN
     END LOOP;
     RETURN made;
 END $$;
-COMMENT ON FUNCTION ensure_month(date) IS 'Makes the partitions of usage, attempts and transfers for the month of this '
-    'date where they are missing; true when it made one';
+COMMENT ON FUNCTION ensure_month(date) IS 'Makes the partitions of usage, attempts and transfers for the month '
+    'of this date where they are missing; true when it made one';
 """
 
 ACCOUNTS = """

@@ -13,12 +13,20 @@ depends_on = None
 
 VIEWS = """
 CREATE SCHEMA billing;
-COMMENT ON SCHEMA billing IS 'Read-only views for finance. Amounts are exact decimals of the row''s currency; days are UTC';
+COMMENT ON SCHEMA billing IS 'Read-only views for finance. Amounts are exact decimals of the row''s currency; '
+    'days are UTC';
 
 CREATE VIEW billing.spend_by_app_day AS
-SELECT days.day, organisations.name AS organisation, apps.name AS app, days.organisation_id, days.app_id,
-       days.currency, sum(days.calls)::bigint AS calls, sum(days.prompt_tokens)::bigint AS prompt_tokens,
-       sum(days.cached_tokens)::bigint AS cached_tokens, sum(days.completion_tokens)::bigint AS completion_tokens,
+SELECT days.day,
+       organisations.name AS organisation,
+       apps.name AS app,
+       days.organisation_id,
+       days.app_id,
+       days.currency,
+       sum(days.calls)::bigint AS calls,
+       sum(days.prompt_tokens)::bigint AS prompt_tokens,
+       sum(days.cached_tokens)::bigint AS cached_tokens,
+       sum(days.completion_tokens)::bigint AS completion_tokens,
        sum(days.charge) AS spend
 FROM usage_days AS days
 LEFT JOIN apps ON apps.id = days.app_id
@@ -26,10 +34,18 @@ LEFT JOIN organisations ON organisations.id = days.organisation_id
 GROUP BY days.day, days.organisation_id, organisations.name, days.app_id, apps.name, days.currency;
 
 CREATE VIEW billing.spend_by_app AS
-SELECT organisations.name AS organisation, apps.name AS app, days.organisation_id, days.app_id, days.currency,
-       min(days.day) AS first_day, max(days.day) AS last_day, sum(days.calls)::bigint AS calls,
-       sum(days.prompt_tokens)::bigint AS prompt_tokens, sum(days.cached_tokens)::bigint AS cached_tokens,
-       sum(days.completion_tokens)::bigint AS completion_tokens, sum(days.charge) AS spend
+SELECT organisations.name AS organisation,
+       apps.name AS app,
+       days.organisation_id,
+       days.app_id,
+       days.currency,
+       min(days.day) AS first_day,
+       max(days.day) AS last_day,
+       sum(days.calls)::bigint AS calls,
+       sum(days.prompt_tokens)::bigint AS prompt_tokens,
+       sum(days.cached_tokens)::bigint AS cached_tokens,
+       sum(days.completion_tokens)::bigint AS completion_tokens,
+       sum(days.charge) AS spend
 FROM usage_days AS days
 LEFT JOIN apps ON apps.id = days.app_id
 LEFT JOIN organisations ON organisations.id = days.organisation_id
@@ -56,10 +72,14 @@ COLUMN_COMMENTS = {
     "spend": "Sum of the charges, exact",
 }
 COLUMNS = {
-    "spend_by_app_day": "day organisation app organisation_id app_id currency calls prompt_tokens cached_tokens "
-    "completion_tokens spend",
-    "spend_by_app": "organisation app organisation_id app_id currency first_day last_day calls prompt_tokens "
-    "cached_tokens completion_tokens spend",
+    "spend_by_app_day": (
+        "day organisation app organisation_id app_id currency calls prompt_tokens cached_tokens "
+        "completion_tokens spend"
+    ),
+    "spend_by_app": (
+        "organisation app organisation_id app_id currency first_day last_day calls prompt_tokens cached_tokens "
+        "completion_tokens spend"
+    ),
 }
 
 
