@@ -6,14 +6,16 @@ class LedgerError(Exception):
 
 
 class JournalFull(LedgerError):
-    """The journal cannot take another call: answer 503 and let the caller come back, for an unbilled call must not run."""
+    """The journal cannot take another call: answer 503 and let the caller come back, for an unbilled call
+    must not run."""
 
     status = 503
     code = "journal_full"
 
 
 class CallNotOpen(LedgerError):
-    """A close was handed in for a call that is not open: it was never opened, its open failed, or it was closed before."""
+    """A close was handed in for a call that is not open: it was never opened, its open failed, or it was
+    closed before."""
 
 
 class DrainerRunning(LedgerError):

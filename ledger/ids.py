@@ -1,7 +1,9 @@
-"""UUIDv7 ids (RFC 9562): the first 48 bits are milliseconds since the epoch, so an id names its month partition.
+"""UUIDv7 ids (RFC 9562): the first 48 bits are milliseconds since the epoch, so an id names its month
+partition.
 
-`new_id()` is called once per call on the hot path and must stay below one microsecond: the random digits are drawn from
-the operating system in blocks, and the time is formatted once per millisecond. Ids are names, not secrets.
+`new_id()` is called once per call on the hot path and must stay below one microsecond: the random digits
+are drawn from the operating system in blocks, and the time is formatted once per millisecond. Ids are
+names, not secrets.
 """
 
 import os
@@ -75,8 +77,8 @@ os.register_at_fork(after_in_child=_start_anew)
 def new_id(now_ms: int | None = None) -> str:
     """A new id as canonical lower-case text.
 
-    Without an argument ids grow within the process, also when the clock steps back. With `now_ms` (milliseconds since
-    the epoch) the id carries exactly that time.
+    Without an argument ids grow within the process, also when the clock steps back. With `now_ms`
+    (milliseconds since the epoch) the id carries exactly that time.
     """
     if now_ms is None:
         return _clock.next(time.time_ns() // 1_000_000)

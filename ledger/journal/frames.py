@@ -1,7 +1,7 @@
 """How records lie in a journal file.
 
-A frame is `u32 length | u32 crc32 | payload`, little endian; length and crc32 are of the payload. A file is preallocated,
-so that a zero length is the end of what was written.
+A frame is `u32 length | u32 crc32 | payload`, little endian; length and crc32 are of the payload. A file is
+preallocated, so that a zero length is the end of what was written.
 """
 
 import struct

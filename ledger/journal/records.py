@@ -1,10 +1,10 @@
 """The two records of a call, and their form on disk.
 
-Times are microseconds since the epoch, money is in units of 1e-12 of the currency; both are exact integers. Ids are
-UUIDs as canonical text.
+Times are microseconds since the epoch, money is in units of 1e-12 of the currency; both are exact integers.
+Ids are UUIDs as canonical text.
 
-A payload is one kind byte (`O` open, `C` close), one version byte, and a JSON array of the record's fields in the order
-below. A field is never moved or dropped: a change of meaning is a new version byte.
+A payload is one kind byte (`O` open, `C` close), one version byte, and a JSON array of the record's fields
+in the order below. A field is never moved or dropped: a change of meaning is a new version byte.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -21,6 +21,9 @@ _CLOSE_HEAD = bytes((CLOSE, VERSION))
 _KEPT_ATTEMPTS = 4
 _KEPT_FLAGS = 8
 _KEPT_TEXT = 64  # characters
+
+_OPEN_LIMIT = 16 << 10  # bytes
+_LONG_TEXT = 256  # characters
 
 
 class OpenRecord(NamedTuple):
@@ -88,10 +91,14 @@ class UnreadableRecord(ValueError):
 
 
 def encode_open(record: OpenRecord) -> bytes:
+    """The payload; texts beyond all measure are cut, for a record that cannot be read again is lost."""
     try:
-        return _OPEN_HEAD + orjson.dumps([*record])
+        payload = _OPEN_HEAD + orjson.dumps([*record])
     except TypeError:
-        return _OPEN_HEAD + _dump_oddity([*record])
+        payload = _OPEN_HEAD + _dump_oddity([*record])
+    if len(payload) > _OPEN_LIMIT:
+        payload = _OPEN_HEAD + _dump_oddity([f[:_LONG_TEXT] if isinstance(f, str) else f for f in record])
+    return payload
 
 
 def encode_close(record: CloseRecord, limit: int) -> bytes:
@@ -141,8 +148,8 @@ def _cut(attempt: Attempt) -> Attempt:
 
 
 def _dump_oddity(value: object) -> bytes:
-    # Integers beyond 64 bits (a hold above nine million of the currency) become text, half surrogates become U+FFFD:
-    # a call is never lost because of what a caller put into a name.
+    # Integers beyond 64 bits (a hold above nine million of the currency) become text, half surrogates
+    # become '?': a call is never lost because of what a caller put into a name.
     return orjson.dumps(_tame(value))
 
 
