@@ -7,6 +7,7 @@ from typing import Any
 
 from alembic import context
 from alembic.runtime.migration import MigrationContext, MigrationInfo
+from alembic.script import Script
 from sqlalchemy import Connection, text
 
 import api.access.tables
@@ -23,7 +24,7 @@ def _replace_served(
     ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]
 ) -> None:
     """In the migration's own transaction: which older releases of the code this schema serves from now on."""
-    if step.up_revision is None or ctx.connection is None:
+    if not isinstance(step.up_revision, Script) or ctx.connection is None:
         return
     ctx.connection.execute(text("DELETE FROM schema_serves"))
     for revision in getattr(step.up_revision.module, "serves", ()):

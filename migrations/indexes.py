@@ -6,7 +6,7 @@ from migrations.errors import LeftoverIndex
 
 
 def invalid_indexes(connection: psycopg.Connection[tuple[object, ...]]) -> list[str]:
-    """Qualified, quoted names. Only plain indexes: a partitioned one is invalid until its last part is there."""
+    """Qualified, quoted names. Only plain indexes: a partitioned one waits for its parts."""
     rows = connection.execute(
         "SELECT index.indexrelid::regclass::text FROM pg_index AS index "
         "JOIN pg_class AS class ON class.oid = index.indexrelid "

@@ -30,8 +30,9 @@ def migration_lock(
         while not _try(connection):
             if time.monotonic() > deadline:
                 raise MigrationBusy(
-                    f"Another starter has been migrating {address(database_url)} for over {wait_seconds:g} s: "
-                    "wait for it, or end its session (application_name 'tollgate-migrate' in pg_stat_activity)."
+                    f"Another starter has been migrating {address(database_url)} for over "
+                    f"{wait_seconds:g} s: wait for it, or end its session (application_name "
+                    "'tollgate-migrate' in pg_stat_activity)."
                 )
             if on_wait and not told:
                 on_wait()

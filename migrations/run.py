@@ -1,4 +1,4 @@
-"""Brings the database to this code's schema: under a lock, giving way to readers, a transaction for each step.
+"""Brings the database to this code's schema: under a lock, giving way to readers, step by step.
 
 Faces: `upgrade(database_url)`, `check(database_url)`, `heads()`.
 """
@@ -152,8 +152,8 @@ def _is_current(connection: psycopg.Connection[tuple[object, ...]], versions: Pa
 def _require_version(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     if connection.info.server_version < OLDEST_POSTGRES:
         raise PostgresTooOld(
-            f"This server is PostgreSQL {connection.info.server_version // 10000}; Tollgate needs 15 or newer: "
-            "point DATABASE_URL at a newer one."
+            f"This server is PostgreSQL {connection.info.server_version // 10000} and Tollgate needs 15 or "
+            "newer: point DATABASE_URL at a newer one."
         )
 
 
@@ -175,7 +175,8 @@ def _is_lock_timeout(error: Exception) -> bool:
 def _longest_sessions(connection: psycopg.Connection[tuple[object, ...]]) -> str:
     rows = connection.execute(
         "SELECT pid, coalesce(nullif(application_name, ''), 'unnamed'), "
-        "round(extract(epoch FROM now() - xact_start)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "round(extract(epoch FROM now() - xact_start)) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() "
         "AND backend_type = 'client backend' AND xact_start IS NOT NULL ORDER BY xact_start LIMIT 3"
     )
     found = [f"pid {pid} ({name}, {seconds} s)" for pid, name, seconds in rows]

@@ -159,8 +159,8 @@ BEGIN
     END LOOP;
     RETURN made;
 END $$;
-COMMENT ON FUNCTION ensure_month(date) IS 'Makes the partitions of usage, attempts and transfers for the month '
-    'of this date where they are missing; true when it made one';
+COMMENT ON FUNCTION ensure_month(date) IS 'Makes the partitions of usage, attempts and transfers for the '
+    'month of this date where they are missing; true when it made one';
 """
 
 ACCOUNTS = """

@@ -13,8 +13,8 @@ depends_on = None
 
 VIEWS = """
 CREATE SCHEMA billing;
-COMMENT ON SCHEMA billing IS 'Read-only views for finance. Amounts are exact decimals of the row''s currency; '
-    'days are UTC';
+COMMENT ON SCHEMA billing IS 'Read-only views for finance. Amounts are exact decimals of the row''s '
+    'currency; days are UTC';
 
 CREATE VIEW billing.spend_by_app_day AS
 SELECT days.day,
@@ -77,8 +77,8 @@ COLUMNS = {
         "completion_tokens spend"
     ),
     "spend_by_app": (
-        "organisation app organisation_id app_id currency first_day last_day calls prompt_tokens cached_tokens "
-        "completion_tokens spend"
+        "organisation app organisation_id app_id currency first_day last_day calls prompt_tokens "
+        "cached_tokens completion_tokens spend"
     ),
 }
 
