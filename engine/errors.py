@@ -23,3 +23,40 @@ class DuplicateName(EngineError):
 
 class NotRegistered(EngineError):
     """No model, version or replica of that name or id."""
+
+
+class EngineCannotStart(EngineError):
+    """An engine of ours cannot be started: a taken port, a missing file or package."""
+
+
+class EnvironmentNotBuilt(EngineError):
+    """The environment or checkpoint that an engine needs could not be made."""
+
+
+class EngineUnreachable(EngineError):
+    """Nothing answers at an engine's address, or what answers is not an inference engine."""
+
+
+class EngineHasNoSuchModel(EngineError):
+    """The engine answers but serves other models. `served` lists them."""
+
+    def __init__(self, message: str, served: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.served = served
+
+
+class ValkeyError(EngineError):
+    """Base of what a Valkey call can end with besides a reply."""
+
+
+class ValkeyUnavailable(ValkeyError):
+    """The server is away, did not answer in time, or too many calls wait: the call may have run or not."""
+
+
+class ValkeyRefused(ValkeyError):
+    """The server answered with an error; its text is the message."""
+
+    @property
+    def code(self) -> str:
+        """The first word of the server's error: NOSCRIPT, OOM, ERR, ..."""
+        return str(self).partition(" ")[0]
