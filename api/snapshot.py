@@ -22,19 +22,32 @@ from ledger.prices import PriceBook, load_prices
 log = logging.getLogger(__name__)
 
 CHANNEL = "tollgate"
+# The database announces the table that changed; anything else that is announced reloads everything.
+PARTS = {
+    "organisations": "directory",
+    "apps": "directory",
+    "api_keys": "directory",
+    "limits": "directory",
+    "budgets": "directory",
+    "models": "registry",
+    "versions": "registry",
+    "replicas": "registry",
+    "prices": "prices",
+}
+ALL_PARTS = frozenset(PARTS.values())
 POLL_SECONDS = 5.0
 KEY_STALE_MAX = 7200.0  # seconds without Postgres during which known keys are still served
 ANSWER_SECONDS = 2.0  # a poll or connect that takes longer counts as a lost connection
 LOAD_SECONDS = 30.0  # the same for a whole reload
+GROUP_MAX = 0.25  # seconds that a change waits at most for others; a revoked key has 1 s in all
 BACKOFF_FIRST = 0.05  # seconds
 BACKOFF_MAX = 0.5  # seconds; short, because a revoked key works until the connection is back
 
 # Rows written so far to the tables that a snapshot is made of, counted by Postgres itself: it differs after
-# any change, also one that was made without NOTIFY.
+# any change, also one whose announcement was lost.
 WRITES = """
     SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)::bigint FROM pg_stat_user_tables
-    WHERE relname IN ('models', 'versions', 'replicas', 'organisations', 'apps', 'api_keys', 'limits',
-                      'budgets', 'prices')
+    WHERE relname = ANY($1)
 """
 
 
@@ -58,8 +71,10 @@ class Snapshot:
         self._lookup = KeyLookup(database_url)
         self._fresh_at = time.monotonic()  # when the database last answered
         self._writes: int | None = None
-        self._changed = asyncio.Event()  # something may have changed, or the connection was lost
+        self._due: set[str] = set()  # parts to load
+        self._wake = asyncio.Event()  # something is due, or the connection was lost
         self._loaded = asyncio.Event()
+        self._load_seconds = 0.0  # what the last load took
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, wait_seconds: float = 10.0) -> None:
@@ -89,7 +104,7 @@ class Snapshot:
         """
         access = await self._lookup.find(key)
         if access is not None:
-            self._changed.set()  # the directory should have known
+            self._announced("api_keys")  # the directory should have known
         return access
 
     async def _keep_fresh(self) -> None:
@@ -98,15 +113,10 @@ class Snapshot:
             began = time.monotonic()
             try:
                 await self._listen()
-            except (
-                OSError,
-                TimeoutError,
-                ValueError,
-                asyncpg.PostgresError,
-                asyncpg.InterfaceError,
-            ) as error:
+            except Exception as error:
+                # Whatever it was, the snapshot must not be left without anybody who keeps it fresh.
                 if self.connected or (self.loaded_at is None and pause == BACKOFF_FIRST):
-                    log.warning("snapshot: Postgres is away (%s)", type(error).__name__)
+                    log.warning("snapshot: cut off from Postgres (%s)", type(error).__name__)
             self.connected = False
             if time.monotonic() - began > 2 * BACKOFF_MAX:
                 pause = BACKOFF_FIRST
@@ -114,7 +124,7 @@ class Snapshot:
             pause = min(BACKOFF_MAX, pause * 2)
 
     async def _listen(self) -> None:
-        """Serves one connection until it is lost; raises or returns then."""
+        """Serves one connection until it is lost, and raises then."""
         connection = await asyncpg.connect(
             self._url,
             timeout=ANSWER_SECONDS,
@@ -122,40 +132,56 @@ class Snapshot:
             server_settings={"application_name": "tollgate snapshot"},
         )
         try:
-            connection.add_termination_listener(lambda _: self._changed.set())
-            await connection.add_listener(CHANNEL, lambda *_: self._changed.set())
+            connection.add_termination_listener(lambda _: self._wake.set())
+            await connection.add_listener(CHANNEL, lambda *call: self._announced(call[3]))
             # Listening comes before the load, so that no change can fall between the two.
-            self._changed.set()
+            self._due |= ALL_PARTS
             while not connection.is_closed():
-                if self._changed.is_set():
-                    self._changed.clear()
+                self._wake.clear()
+                if self._due:
+                    # Changes that come in a row are loaded together: at most half of the time goes into
+                    # loads.
+                    await asyncio.sleep(min(GROUP_MAX, self._load_seconds))
                     await asyncio.wait_for(self._load(connection), LOAD_SECONDS)
                     continue
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
+                    await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
                     continue
-                writes = await connection.fetchval(WRITES)
+                writes = await connection.fetchval(WRITES, list(PARTS))
                 self._fresh_at = time.monotonic()
                 if writes != self._writes:
-                    self._changed.set()
+                    self._due |= ALL_PARTS
+            raise ConnectionError("the connection was closed")
         finally:
             connection.terminate()
 
+    def _announced(self, what: object) -> None:
+        part = PARTS.get(str(what))
+        self._due |= ALL_PARTS if part is None else {part}
+        self._wake.set()
+
     async def _load(self, connection: asyncpg.Connection) -> None:
-        writes = await connection.fetchval(WRITES)
-        registry = await load_registry(connection, self.registry)
-        directory = await load_directory(connection)
-        prices = await load_prices(connection)
-        self.registry, self.directory, self.prices, self._writes = registry, directory, prices, writes
+        began = time.monotonic()
+        due, self._due = self._due, set()
+        try:
+            writes = await connection.fetchval(WRITES, list(PARTS))
+            if "registry" in due:
+                self.registry = await load_registry(connection, self.registry)
+            if "directory" in due:
+                self.directory = await load_directory(connection)
+            if "prices" in due:
+                self.prices = await load_prices(connection)
+        except BaseException:
+            self._due |= due
+            raise
+        self._writes = writes
         self._fresh_at = time.monotonic()
+        self._load_seconds = self._fresh_at - began
         self.loaded_at = time.time()
         if not self.connected:
             self.connected = True
-            log.info(
-                "snapshot: connected, %d models, %d keys",
-                len(registry.models),
-                len(directory.accesses),
-            )
+            models, keys = len(self.registry.models), len(self.directory.accesses)
+            log.info("snapshot: connected, %d models, %d keys", models, keys)
         self._loaded.set()
         for changed in self.on_change:
             try:

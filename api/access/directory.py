@@ -17,7 +17,7 @@ Subject = Literal["app", "end_user"]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `value` requests, tokens or concurrent calls of the subject per window ('none' for the last)."""
+    """At most `value` requests, tokens or concurrent calls per window, by the subject."""
 
     subject: Subject
     what: Literal["requests", "tokens", "concurrency"]
