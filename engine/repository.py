@@ -218,8 +218,7 @@ async def update_replica(
 
 
 async def delete_model(connection: asyncpg.Connection, id: str) -> None:
-        "UPDATE models SET default_max_output = $2, context_length = $3, endpoints = $4"
-        " WHERE id = $1::text::uuid",
+    """Deletes the model, its versions and their replicas; what they served stays in the books by id."""
     await connection.execute(
         "DELETE FROM replicas WHERE version_id IN (SELECT id FROM versions WHERE model_id = $1::text::uuid)",
         id,
