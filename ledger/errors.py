@@ -20,3 +20,24 @@ class CallNotOpen(LedgerError):
 
 class DrainerRunning(LedgerError):
     """Another drainer already reads this journal folder: one is enough, leave it running."""
+
+
+class BadAmount(LedgerError):
+    """An amount that is not exact, negative or too large: write it as a decimal of at most 12 decimals."""
+
+    status = 400
+    code = "bad_amount"
+
+
+class BadCurrency(LedgerError):
+    """Not a currency code: three capital letters, such as USD."""
+
+    status = 400
+    code = "bad_currency"
+
+
+class PriceExists(LedgerError):
+    """The model has a price from that moment on already, and a price is never changed: set a later one."""
+
+    status = 409
+    code = "price_exists"
