@@ -71,6 +71,7 @@ class Journal:
         self._sync_running: asyncio.Future[list[Segment]] | None = None
         self._spare: Segment | None = None
         self._spare_coming: asyncio.Future[Segment] | None = None
+        self._spare_after = 0.0  # loop time before which no spare is ordered
         self._full_until = 0.0  # loop time before which no new segment is tried
         self._full_reason = ""
         self._stopped = False
@@ -204,7 +205,7 @@ class Journal:
 
     def _order_spare(self) -> None:
         # Allocating takes a millisecond or more: done in the thread, half a segment ahead of need.
-        if self._loop.time() < self._full_until:
+        if self._loop.time() < self._spare_after:
             return
         coming = self._loop.run_in_executor(self._thread, self._create, self._segment_bytes)
         self._spare_coming = coming
@@ -217,7 +218,7 @@ class Journal:
             self._spare = coming.result()
         elif isinstance(error, OSError):
             # Not full yet: the current segment has room. The next order waits a little.
-            self._full_until = self._loop.time() + RETRY_SECONDS
+            self._spare_after = self._loop.time() + RETRY_SECONDS
         else:
             raise error
 
