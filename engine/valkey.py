@@ -67,7 +67,7 @@ class ValkeyClient:
         )
         self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
         self._database = parts.path.strip("/") or "0"
-        self._loop, self._name = loop, name
+        self.loop, self._name = loop, name
         self._tick_seconds = deadline / TICKS
         self._deadline, self._patience_ticks = deadline, round(patience / self._tick_seconds)
         self._max_pending = max_pending
@@ -96,7 +96,7 @@ class ValkeyClient:
         if connection is None or not self.connected:
             self._wait(packed, then)
         elif len(connection.pending) >= self._max_pending or connection.clogged:
-            self._loop.call_soon(then, ValkeyUnavailable(f"Too many calls wait for the {self._name} server."))
+            self.loop.call_soon(then, ValkeyUnavailable(f"Too many calls wait for the {self._name} server."))
         else:
             connection.send(packed, then)
 
@@ -120,8 +120,8 @@ class ValkeyClient:
     def start(self) -> None:
         """Begin to connect; returns at once. Calls may be made before."""
         if self._task is None:
-            self._task = self._loop.create_task(self._stay_connected(), name=f"valkey {self._name}")
-            self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+            self._task = self.loop.create_task(self._stay_connected(), name=f"valkey {self._name}")
+            self._timer = self.loop.call_later(self._tick_seconds, self._tick)
 
     async def stop(self) -> None:
         """Close; calls that are not answered yet end with ValkeyUnavailable."""
@@ -161,8 +161,8 @@ class ValkeyClient:
 
     async def _open(self) -> "_Connection":
         self._connection = None
-        _, connection = await self._loop.create_connection(
-            lambda: _Connection(self._loop, self._name, self._lost),
+        _, connection = await self.loop.create_connection(
+            lambda: _Connection(self.loop, self._name, self._lost),
             self._host,
             self._port,
             ssl=self._tls or None,
@@ -200,7 +200,7 @@ class ValkeyClient:
     def _ask(
         self, connection: "_Connection", args: tuple[bytes, ...]
     ) -> "asyncio.Future[Reply | ValkeyError]":
-        future: asyncio.Future[Reply | ValkeyError] = self._loop.create_future()
+        future: asyncio.Future[Reply | ValkeyError] = self.loop.create_future()
 
         def answered(reply: Reply | ValkeyError) -> None:
             if future.done():
@@ -250,10 +250,10 @@ class ValkeyClient:
         if patient and len(self._waiting) < self._max_pending:
             self._waiting.append((packed, then, self._tick_count + TICKS - 1))
         else:
-            self._loop.call_soon(then, ValkeyUnavailable(f"The {self._name} server is away."))
+            self.loop.call_soon(then, ValkeyUnavailable(f"The {self._name} server is away."))
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+        self._timer = self.loop.call_later(self._tick_seconds, self._tick)
         self._tick_count += 1
         waiting = self._waiting
         overdue = 0
