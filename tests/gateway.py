@@ -63,18 +63,20 @@ class App:
         More rows than that fail at once: a call that is charged twice must not pass for two calls.
         """
 
-        def look() -> list[dict[str, Any]] | None:
-            if not self.gateway.drained():
-                return None
-            found = self.gateway.rows("SELECT * FROM usage WHERE app_id = %s ORDER BY id", self.id)
-            assert len(found) <= count, f"{len(found)} usage rows for {count} calls: {found}"
-            return found if len(found) == count else None
+        self.wait_usage(count, within)
+        return self.gateway.rows("SELECT * FROM usage WHERE app_id = %s ORDER BY id", self.id)
 
-        if count == 0:
-            until(self.gateway.drained, "the journals are drained", within)
-            assert look() == []
-            return []
-        return until(look, f"{count} usage rows of app {self.id}", within)
+    def wait_usage(self, count: int, within: float = DRAIN_SECONDS) -> None:
+        """Waits until all journals are drained and the app has exactly `count` usage rows."""
+
+        def look() -> bool:
+            if not self.gateway.drained():
+                return False
+            (seen,) = self.gateway.rows("SELECT count(*) AS rows FROM usage WHERE app_id = %s", self.id)
+            assert seen["rows"] <= count, f"{seen['rows']} usage rows for {count} calls of app {self.id}"
+            return bool(seen["rows"] == count)
+
+        until(look, f"{count} usage rows of app {self.id}", within)
 
     def transfers(self) -> list[dict[str, Any]]:
         """Transfers for the app's calls and accounts, as drained so far."""
@@ -97,7 +99,8 @@ class Gateway:
     grace: float
     environment: dict[str, str]
     listener: socket.socket
-    model: str = vllm_wire.MODEL
+    model: str
+    api_prefix: tuple[str, ...]  # words before the command of an API process, such as `taskset`
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     drainer: subprocess.Popen[bytes] | None = None
 
@@ -126,7 +129,16 @@ class Gateway:
     def start_api(self) -> subprocess.Popen[bytes]:
         """One more API process, on the socket that all of them share."""
         descriptor = self.listener.fileno()
-        words = (sys.executable, "-m", "api", "--fd", str(descriptor), "--grace", str(self.grace))
+        words = (
+            *self.api_prefix,
+            sys.executable,
+            "-m",
+            "api",
+            "--fd",
+            str(descriptor),
+            "--grace",
+            str(self.grace),
+        )
         process = self._spawn(f"api-{len(self.processes)}", words, (descriptor,))
         self.processes.append(process)
         return process
@@ -254,10 +266,12 @@ def running_gateway(
     drainer: bool = True,
     grace: float = 5.0,
     price: Price | None = None,
+    model: str = vllm_wire.MODEL,
     slots: int = 64,
     env: dict[str, str] | None = None,
+    api_prefix: tuple[str, ...] = (),
 ) -> Iterator[Gateway]:
-    """API processes and a drainer over a migrated database, with the model `scripted` on `engines`."""
+    """API processes and a drainer over a migrated database, with one model on `engines`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "journal").mkdir(exist_ok=True)
     environment = servers.environment() | {
@@ -269,7 +283,9 @@ def running_gateway(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
-        gateway = Gateway(servers, database_url, folder, price or Price(), grace, environment, listener)
+        gateway = Gateway(
+            servers, database_url, folder, price or Price(), grace, environment, listener, model, api_prefix
+        )
         gateway.register(gateway.model, engines, slots=slots)
         try:
             for _ in range(processes):
