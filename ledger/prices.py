@@ -72,9 +72,6 @@ class PriceBook:
         return sum(len(prices) for _, prices in self._by_model.values())
 
 
-_COLUMNS = "id, model, currency, prompt, cached_prompt, completion, effective_from"
-
-
 async def load_prices(connection: asyncpg.Connection) -> PriceBook:
     """The whole price book, future prices included."""
     return PriceBook(await list_prices(connection))
@@ -83,7 +80,8 @@ async def load_prices(connection: asyncpg.Connection) -> PriceBook:
 async def list_prices(connection: asyncpg.Connection, model: str | None = None) -> list[Price]:
     """By model, then the newest date last."""
     rows = await connection.fetch(
-        f"SELECT {_COLUMNS} FROM prices WHERE $1::text IS NULL OR model = $1 ORDER BY model, effective_from",  # noqa: S608
+        "SELECT id, model, currency, prompt, cached_prompt, completion, effective_from FROM prices "
+        "WHERE $1::text IS NULL OR model = $1 ORDER BY model, effective_from",
         model,
     )
     return [_price(row) for row in rows]
@@ -110,7 +108,8 @@ async def set_price(
     try:
         row = await connection.fetchrow(
             "INSERT INTO prices (model, currency, prompt, cached_prompt, completion, effective_from) "
-            f"VALUES ($1, $2, $3, $4, $5, coalesce($6, now())) RETURNING {_COLUMNS}",  # noqa: S608
+            "VALUES ($1, $2, $3, $4, $5, coalesce($6, now())) "
+            "RETURNING id, model, currency, prompt, cached_prompt, completion, effective_from",
             model,
             check_currency(currency),
             *map(to_numeric, units),

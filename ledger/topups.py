@@ -23,7 +23,7 @@ class TopUp:
 async def top_up(
     connection: asyncpg.Connection, *, app_id: str, amount: str, currency: str, transfer_id: str | None = None
 ) -> TopUp:
-    """Books `amount` (decimal text) into the app's wallet; with the `transfer_id` of an earlier try, only once.
+    """Books `amount` (decimal text) into the app's wallet; with an earlier try's `transfer_id`, only once.
 
     Raises BadAmount, BadCurrency.
     """
