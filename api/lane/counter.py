@@ -1,0 +1,36 @@
+"""Counting what an engine did not report, by its own tokenizer and off the path."""
+
+import asyncio
+import logging
+from typing import Any
+
+from api.lane.usage import Usage
+from engine import counting
+from engine.registry import Replica
+
+COUNT_SECONDS = 10.0
+BYTES_PER_TOKEN = 4  # what a token is worth where no tokenizer can be asked (docs/billing.md)
+
+log = logging.getLogger(__name__)
+
+
+class Counter:
+    """Counts prompts and delivered texts. When the engine cannot be asked it estimates, and flags that."""
+
+    async def count(
+        self,
+        replica: Replica,
+        endpoint: str,
+        fields: dict[str, Any],
+        text: str,
+        events: int,
+        prompt_bytes: int,
+    ) -> tuple[Usage, list[str]]:
+        """Usage of a call that sent `fields` and got `text` in `events` events, and flags for its row."""
+        try:
+            async with asyncio.timeout(COUNT_SECONDS):
+                counted = await counting.count(replica, endpoint, fields, text)
+        except (counting.CannotCount, TimeoutError, OSError) as error:
+            log.warning("replica %s cannot count: %s", replica.name, error)
+            return Usage(-(-prompt_bytes // BYTES_PER_TOKEN), 0, events, 0), ["estimated"]
+        return Usage(counted.prompt_tokens, 0, counted.completion_tokens, 0), []

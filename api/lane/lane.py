@@ -1,0 +1,117 @@
+"""The lane: what all calls of one process share, and how the process ends without dropping one."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Any
+
+from api.lane.call import Call
+from api.lane.counter import Counter
+from api.limits.limiter import Limiter
+from api.snapshot import Snapshot
+from engine.balancer import Balancer
+from engine.cache import ResultCache
+from engine.upstream import Upstreams
+from ledger.journal.writer import Journal
+
+SWEEP_SECONDS = 0.25
+KEEP_ALIVE_SECONDS = 75.0  # an idle connection of a caller is kept for so long
+BODY_BYTES_MAX = 32 << 20
+# Streams are ended so long before the limit of the shutdown, so that their last bytes still go out.
+ENDING_MARGIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an engine may be silent, in seconds: before an answer begins, and within a stream."""
+
+    first_byte: float = 600.0
+    between: float = 60.0
+
+
+class Lane:
+    """The parts that calls are given, and the calls in flight."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        snapshot: Snapshot,
+        limiter: Limiter,
+        cache: ResultCache,
+        journal: Journal,
+        balancer: Balancer,
+        upstreams: Upstreams,
+        counter: Counter,
+        patience: Patience,
+        grace_seconds: float,
+    ) -> None:
+        self.loop, self.snapshot, self.limiter, self.cache, self.journal = (
+            loop,
+            snapshot,
+            limiter,
+            cache,
+            journal,
+        )
+        self.balancer, self.upstreams, self.counter, self.patience = balancer, upstreams, counter, patience
+        self.grace_seconds = grace_seconds
+        self.log = logging.getLogger("api.lane")
+        self.in_flight: set[Call] = set()
+        self.idle: dict[Any, float] = {}  # connection -> since when (loop time)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.ending = False
+        self.common = b""
+        self._date_at = 0.0
+        self._sweeper = loop.call_soon(self._sweep)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something off the path; it is waited for when the process ends."""
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _sweep(self) -> None:
+        """What timers would do for each call, done for all in one go."""
+        now = self.loop.time()
+        if now - self._date_at >= 1.0:
+            self._date_at = now
+            self.common = f"date: {formatdate(usegmt=True)}\r\n".encode()
+            self.upstreams.sweep()
+        first, between = now - self.patience.first_byte, now - self.patience.between
+        late = [
+            call
+            for call in self.in_flight
+            if call.on_engine and call.heard_at < (between if call.head_sent else first)
+        ]
+        for call in late:
+            call.timed_out()
+        oldest = now - KEEP_ALIVE_SECONDS
+        for connection in [connection for connection, since in self.idle.items() if since < oldest]:
+            connection.close_idle()
+        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def begin_ending(self) -> None:
+        """SIGTERM was seen: calls in flight may end by themselves until shortly before the limit."""
+        if self.ending:
+            return
+        self.ending = True
+        self.loop.call_later(max(0.0, self.grace_seconds - ENDING_MARGIN_SECONDS), self._end_calls)
+
+    def _end_calls(self) -> None:
+        for call in list(self.in_flight):
+            call.shut_down()
+
+    async def stop(self) -> None:
+        """After the server has closed its connections: nothing of a call may be left open."""
+        self.ending = True
+        self._end_calls()
+        if self.tasks:
+            _, late = await asyncio.wait(self.tasks, timeout=ENDING_MARGIN_SECONDS)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=ENDING_MARGIN_SECONDS)
+        self._sweeper.cancel()
+        self.upstreams.close()

@@ -1,0 +1,217 @@
+"""uvicorn's HTTP protocol with the lane in it: one server, one port, one set of rules.
+
+Paths of the lane are served by callbacks on the connection; everything else goes to FastAPI through the
+parent class. What this relies on in uvicorn is held by tests/api/test_uvicorn_contract.py.
+"""
+
+import asyncio
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from api.errors import BodyTooLarge, GatewayError, InvalidRequest
+from api.lane import reply
+from api.lane.admission import begin
+from api.lane.call import Call
+from api.lane.dialects import BY_PATH, Dialect
+from api.lane.lane import BODY_BYTES_MAX, Lane
+
+
+class LaneProtocol(HttpToolsProtocol):
+    """One caller's connection. `lane` is set by `bound_to`."""
+
+    lane: Lane
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self.running: Call | None = None
+        self.refused = False
+        self.lane.idle[self] = self.loop.time()
+
+    # Parsing
+
+    def data_received(self, data: bytes) -> None:
+        self.lane.idle.pop(self, None)
+        if not self.refused:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        # The parent builds an ASGI scope here; the lane needs none, so that waits until the path is known.
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        dialect = BY_PATH.get(self.url) or lane_path(self.url)
+        if dialect is None or self.parser.get_method() != b"POST":
+            self._to_fastapi()
+            return
+        headers = dict(self.headers)
+        version = self.parser.get_http_version()
+        call = Call(
+            self,
+            self.lane,
+            dialect,
+            headers,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            chunked=version != "1.0",
+        )
+        before, self.cycle = self.cycle, call  # type: ignore[assignment]
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > BODY_BYTES_MAX:
+            self._refuse_body(call)
+        elif before is None or before.response_complete:
+            self._take_turn(call)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((call, self.app))  # type: ignore[arg-type]
+
+    def _to_fastapi(self) -> None:
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.url = url
+        for name, value in headers:
+            super().on_header(name, value)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        cycle: Any = self.cycle
+        if type(cycle) is Call:
+            cycle.pieces.append(body)
+            cycle.size += len(body)
+            if cycle.size > BODY_BYTES_MAX:
+                self._refuse_body(cycle)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        cycle: Any = self.cycle
+        if type(cycle) is not Call:
+            super().on_message_complete()
+        elif not self.refused:
+            cycle.whole = True
+            if cycle.turn:
+                begin(cycle)
+
+    # Turns: answers go out in the order of the requests
+
+    def _take_turn(self, call: Call) -> None:
+        call.turn = True
+        self.running = call
+        if call.whole:
+            begin(call)
+        elif call.headers.get(b"expect", b"").lower() == b"100-continue":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        waiting: Any = cycle
+        if type(waiting) is Call:
+            self._take_turn(waiting)
+            if not waiting.whole:
+                self.flow.resume_reading()
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def call_ended(self, call: Call, keep_alive: bool) -> None:
+        """The last byte of a call's answer was written."""
+        if self.running is call:
+            self.running = None
+        if self.transport.is_closing():
+            return
+        if not keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        else:
+            self.lane.idle[self] = self.loop.time()  # the lane sweeps, so that no call needs a timer
+
+    # Writing
+
+    def write(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.running is not None:
+            self.running.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.running is not None:
+            self.running.resume()
+
+    # Ends
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lane.idle.pop(self, None)
+        self.pipeline.clear()
+        running, self.running = self.running, None
+        super().connection_lost(exc)
+        if running is not None and running.whole:
+            running.caller_left()
+
+    def shutdown(self) -> None:
+        self.lane.begin_ending()
+        cycle: Any = self.cycle
+        if self.running is not None and self.running.whole:
+            self.running.keep_alive = False
+        elif type(cycle) is Call and not cycle.whole:
+            self.transport.close()  # half a request: nothing of it has begun
+        else:
+            super().shutdown()
+
+    def close_idle(self) -> None:
+        self.lane.idle.pop(self, None)
+        self.transport.close()
+
+    def _refuse_body(self, call: Call) -> None:
+        if self._after_running(call):
+            self._refuse(BodyTooLarge(BODY_BYTES_MAX), call.dialect, call.id)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP gets its refusal in the wire's shape too (the parent's is plain text)."""
+        if self._after_running(None):
+            error = InvalidRequest("This is not a valid HTTP/1.1 request.", code="invalid_http")
+            self._refuse(error, None, "")
+
+    def _after_running(self, call: Call | None) -> bool:
+        """Whether a refusal may be written now: an answer that is going out stays whole, and ends it all."""
+        if self.running is None or self.running is call or not self.running.whole:
+            return True
+        self.running.keep_alive = False
+        self.refused = True
+        return False
+
+    def _refuse(self, error: GatewayError, dialect: Dialect | None, request_id: str) -> None:
+        self.refused = True
+        body = reply.error_body(error, dialect, request_id)
+        self.write(reply.json_reply(self.lane.common, error.status, body, request_id, b"", keep_alive=False))
+        self.transport.close()
+
+
+def lane_path(url: bytes) -> Dialect | None:
+    """The wire that a less usual spelling of a path names: with a query, in full, or percent-encoded."""
+    try:
+        path = httptools.parse_url(url).path
+    except httptools.HttpParserInvalidURLError:
+        return None
+    return BY_PATH.get(unquote_to_bytes(path) if b"%" in path else path)
+
+
+def bound_to(lane: Lane) -> type[LaneProtocol]:
+    """The protocol class for uvicorn's `http=`, with its lane in it."""
+    return type("BoundLaneProtocol", (LaneProtocol,), {"lane": lane})

@@ -1,0 +1,112 @@
+"""One API process: its parts made, served, and ended in order."""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from api.app import create_app
+from api.lane.counter import Counter
+from api.lane.lane import Lane
+from api.lane.protocol import bound_to
+from api.limits.limiter import Limiter
+from api.settings import Settings
+from api.snapshot import Snapshot
+from engine.balancer import Balancer
+from engine.cache import ResultCache
+from engine.upstream import Upstreams
+from engine.valkey import ValkeyClient
+from ledger.journal.writer import Journal
+from migrations.run import check
+
+FILES_WANTED = 65_536
+FILES_LEAST = 4_096
+BACKLOG = 4_096
+# uvicorn waits so much longer than the lane for connections to close.
+AFTER_LANE_SECONDS = 2.0
+
+log = logging.getLogger("api")
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises what keeps it from starting (see `__main__`)."""
+    raise_file_limit()
+    check(settings.database_url)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(serve(settings))
+
+
+async def serve(settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    snapshot = Snapshot(settings.database_url)
+    await snapshot.start()
+    limits_client = ValkeyClient(settings.limits_url, loop, name="limits")
+    cache_client = ValkeyClient(settings.cache_url, loop, name="cache", deadline=0.5, patience=0.0)
+    journal = Journal(settings.journal, loop=loop, strict=settings.strict_journal)
+    limiter = Limiter(limits_client, loop=loop)
+    lane = Lane(
+        loop=loop,
+        snapshot=snapshot,
+        limiter=limiter,
+        cache=ResultCache(cache_client),
+        journal=journal,
+        balancer=Balancer(),
+        upstreams=Upstreams(loop),
+        counter=Counter(),
+        patience=settings.patience,
+        grace_seconds=settings.grace_seconds,
+    )
+
+    def health() -> dict[str, Any]:
+        return {
+            "snapshot": snapshot.connected,
+            "limits": limits_client.connected,
+            "cache": cache_client.connected,
+            "journal": journal.failing is None,
+        }
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(snapshot=snapshot, database_url=settings.database_url, health=health),
+            host=settings.host,
+            port=settings.port,
+            http=bound_to(lane),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=int(settings.grace_seconds + AFTER_LANE_SECONDS),
+        )
+    )
+    try:
+        await server.serve(sockets=inherited(settings.socket_fd))
+    finally:
+        await lane.stop()
+        await limiter.stop()
+        await journal.stop()
+        await snapshot.stop()
+        limits_client.close()
+        cache_client.close()
+
+
+def inherited(fd: int | None) -> list[socket.socket] | None:
+    return None if fd is None else [socket.socket(fileno=fd)]
+
+
+def raise_file_limit() -> None:
+    """Each caller and each engine connection is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < FILES_LEAST:
+        log.warning(
+            "only %d files may be open, so about %d calls at once; raise 'ulimit -n'", wanted, wanted // 2
+        )
