@@ -66,7 +66,6 @@ async def serve(settings: Settings) -> None:
         return {
             "snapshot": snapshot.connected,
             "limits": limits_client.connected,
-            "cache": cache_client.connected,
             "journal": journal.failing is None,
         }
 
@@ -77,7 +76,7 @@ async def serve(settings: Settings) -> None:
             port=settings.port,
             http=bound_to(lane),
             ws="none",
-            lifespan="off",
+            lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
