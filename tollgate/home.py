@@ -44,8 +44,11 @@ class Ready(TypedDict):
 def home_folder() -> Path:
     """TOLLGATE_HOME, by default `.tollgate` in the checkout (or here, for an installed package)."""
     named = os.environ.get("TOLLGATE_HOME")
-    if named:
-        return Path(named).expanduser().absolute()
+    return Path(named).expanduser().absolute() if named else default_home()
+
+
+def default_home() -> Path:
+    """The home of whoever sets no TOLLGATE_HOME."""
     checkout = Path(__file__).resolve().parent.parent
     base = checkout if (checkout / "pyproject.toml").exists() else Path.cwd()
     return base / ".tollgate"

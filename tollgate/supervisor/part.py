@@ -30,6 +30,7 @@ class Part:
 
     prepare: makes what the process needs and says how to run it; called before each start, in a thread.
     is_ready: asks the running process; called again and again, in a thread.
+    ready_line: what the process writes to its log when it is ready, for one that can be asked nothing.
     start_seconds: how long it may take to be ready; stop_seconds: to stop, before SIGKILL.
     """
 
@@ -37,5 +38,6 @@ class Part:
     tier: Tier
     prepare: Callable[[], Command]
     is_ready: Callable[[], bool] = always
+    ready_line: bytes = b""
     start_seconds: float = 60.0
     stop_seconds: float = 10.0

@@ -120,10 +120,12 @@ def stop(process: subprocess.Popen[bytes], stop_signal: int, grace_seconds: floa
     bury(process)
 
 
-def log_tail(log: Path, lines: int = 3) -> str:
-    """The last lines of a log on one line, for an error sentence."""
+def log_tail(log: Path, lines: int = 2, start: int = 0) -> str:
+    """The last lines of a log (from a byte on) as one of at most 400 characters, for an error sentence."""
     try:
-        text = log.read_text(errors="replace")
+        with log.open("rb") as source:
+            source.seek(start)
+            text = source.read().decode(errors="replace")
     except OSError:
         return ""
-    return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
+    return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())[-400:]

@@ -34,6 +34,7 @@ class Child:
     command: Command | None = None
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
+    log_start: int = 0  # size of the log when the process was started
     deaths: int = 0
     supervised: bool = False  # its death is answered by a restart
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,14 +43,24 @@ class Child:
 class Supervisor:
     """The children of one home.
 
-    say: told one line about every restart. changed: called when the set of pids has changed.
+    say: told one line about every restart. changed: called when the set of pids has changed. failed: called
+    when a part that was ready dies before all are (`all_ready`): until then nothing is restarted.
     """
 
-    def __init__(self, home: Path, *, say: Callable[[str], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        say: Callable[[str], None],
+        changed: Callable[[], None],
+        failed: Callable[[ServerFailed], None],
+    ) -> None:
         self.home = home
         self.logs = home / "logs"
         self._say = say
         self._changed = changed
+        self._failed = failed
+        self._all_ready = False
         self._children: dict[str, Child] = {}
         self._restarts: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -67,6 +78,10 @@ class Supervisor:
         self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._on_child_signal)
 
+    def all_ready(self) -> None:
+        """The start is complete: from now on a part that dies is started again."""
+        self._all_ready = True
+
     async def start(self, part: Part) -> None:
         """Start a part and wait until it is ready; ServerFailed when it dies or takes too long."""
         child = Child(part)
@@ -76,7 +91,7 @@ class Supervisor:
         await self._await_ready(child)
         child.supervised = True
         if child.gone.is_set():  # between its last answer and now
-            self._plan_restart(child)
+            self._on_death(child)
 
     async def stop(self) -> None:
         """Stop all parts, tier by tier, each within its own limit; then nothing of theirs runs."""
@@ -103,6 +118,7 @@ class Supervisor:
             raise asyncio.CancelledError
         child.command = command
         child.gone.clear()
+        child.log_start = _size(self._log(child))
         child.process = spawn(command, self._log(child))
         child.started_at = time.monotonic()
         self._write_records()
@@ -110,12 +126,9 @@ class Supervisor:
 
     async def _await_ready(self, child: Child) -> None:
         deadline = time.monotonic() + child.part.start_seconds
-        while not await asyncio.to_thread(child.part.is_ready):
+        while not await asyncio.to_thread(self._is_ready, child):
             if child.gone.is_set():
-                log = self._log(child)
-                raise ServerFailed(
-                    f"{child.part.name} stopped while it was starting: {log_tail(log) or 'no output'} (log: {log})."
-                )
+                raise self._died_at_start(child)
             if time.monotonic() > deadline:
                 raise ServerFailed(
                     f"{child.part.name} was not ready after {child.part.start_seconds:g} s; "
@@ -127,11 +140,27 @@ class Supervisor:
         for child in self._children.values():
             if child.process is None or child.gone.is_set() or not has_exited(child.process):
                 continue
-            status = bury(child.process)
+            bury(child.process)
             child.gone.set()
-            if child.supervised and not self._stopping:
-                self._say(f"{child.part.name} died ({_cause(status)}); it is started again.")
-                self._plan_restart(child)
+            if child.supervised:
+                self._on_death(child)
+
+    def _is_ready(self, child: Child) -> bool:
+        return _has_line(self._log(child), child.log_start, child.part.ready_line) and child.part.is_ready()
+
+    def _on_death(self, child: Child) -> None:
+        if self._stopping or child.process is None:
+            return
+        if not self._all_ready:
+            self._failed(self._died_at_start(child))
+            return
+        self._say(f"{child.part.name} died ({_cause(child.process.returncode)}); it is started again.")
+        self._plan_restart(child)
+
+    def _died_at_start(self, child: Child) -> ServerFailed:
+        log = self._log(child)
+        reason = log_tail(log, start=child.log_start) or "no output"
+        return ServerFailed(f"{child.part.name} stopped while starting: {reason} (log: {log}).")
 
     def _plan_restart(self, child: Child) -> None:
         task = asyncio.get_running_loop().create_task(self._restart(child))
@@ -158,7 +187,7 @@ class Supervisor:
         child.supervised = True
         self._say(f"{child.part.name} is back after {time.monotonic() - died_at:.1f} s.")
         if child.gone.is_set():
-            self._plan_restart(child)
+            self._on_death(child)
 
     async def _end(self, child: Child) -> None:
         if child.process is None or child.command is None or child.gone.is_set():
@@ -193,6 +222,21 @@ class Supervisor:
 
     def _log(self, child: Child) -> Path:
         return self.logs / f"{child.part.name}.log"
+
+
+def _size(log: Path) -> int:
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _has_line(log: Path, start: int, line: bytes) -> bool:
+    if not line:
+        return True
+    with log.open("rb") as text:
+        text.seek(start)
+        return line in text.read()
 
 
 def _cause(status: int) -> str:

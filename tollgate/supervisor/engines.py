@@ -1,0 +1,142 @@
+"""The engines of one start: those that it runs itself, and those that run already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine import light
+from engine.catalogue import Pool
+from engine.registry import ENDPOINTS, Kind
+from tollgate.errors import TollgateError
+from tollgate.supervisor.checks import EngineFacts, ask_engine, http_json, place
+from tollgate.supervisor.options import Options
+from tollgate.supervisor.part import Part, Tier
+from tollgate.supervisor.ports import LOOPBACK, require_free
+from tollgate.supervisor.process import Command
+
+ABSENT = {404, 405, 501}  # how engines say that they do not have an endpoint
+GIVEN_SLOTS = 64  # of an engine that runs already, unless --slots says otherwise
+# What one answer may be at most when the caller sets no limit: a quarter of the context, within these bounds.
+SMALLEST_OUTPUT = 256
+LARGEST_OUTPUT = 4096
+UNKNOWN_OUTPUT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """What to start (nothing for engines that run already) and what to register."""
+
+    parts: tuple[Part, ...]
+    pool: Pool
+    describe: str
+
+
+def choose(options: Options) -> Engines:
+    """The engines that the options name; asks those that run already."""
+    if options.engine_urls:
+        return _given(options)
+    return _light(options)
+
+
+def _light(options: Options) -> Engines:
+    name = options.model or light.DEFAULT_NAME
+    slots = options.slots or light.DEFAULT_SLOTS
+    model_file = light.bundled_model_file()
+    ports = range(options.engine_port, options.engine_port + options.replicas)
+    pool = Pool(
+        model=name,
+        engine_urls=[f"http://{LOOPBACK}:{port}" for port in ports],
+        kind="light",
+        slots=slots,
+        context_length=light.DEFAULT_CONTEXT,
+        default_max_output=output_limit(light.DEFAULT_CONTEXT),
+    )
+    parts = tuple(
+        _light_part(f"engine-{number}", port, slots, name, model_file) for number, port in enumerate(ports, 1)
+    )
+    return Engines(parts=parts, pool=pool, describe=f"light engine, {model_file.stem}")
+
+
+def output_limit(context_length: int | None) -> int:
+    """Tokens of one answer when the caller sets no limit."""
+    if context_length is None:
+        return UNKNOWN_OUTPUT
+    return max(SMALLEST_OUTPUT, min(LARGEST_OUTPUT, context_length // 4))
+
+
+def _light_part(part_name: str, port: int, slots: int, model: str, model_file: Path) -> Part:
+    words = ("--port", str(port), "--slots", str(slots), "--model-file", str(model_file), "--name", model)
+    command = Command(name=part_name, argv=(sys.executable, "-m", "engine.light", *words))
+    return Part(
+        name=part_name,
+        tier=Tier.ENGINE,
+        prepare=lambda: command,
+        is_ready=lambda: http_json("GET", f"http://{LOOPBACK}:{port}/health", seconds=1)[0] == 200,
+        start_seconds=120,
+        stop_seconds=10,
+    )
+
+
+def require_engine_ports(options: Options, engines: Engines) -> None:
+    """Raise PortTaken when an engine that is to be started could not listen."""
+    for number, part in enumerate(engines.parts):
+        require_free(options.engine_port + number, what=part.name, option="--engine-port")
+
+
+def _given(options: Options) -> Engines:
+    facts = [ask_engine(url) for url in options.engine_urls]
+    if len({one.base for one in facts}) < len(facts):
+        raise TollgateError("The same address is given twice with --engine-url; name each replica once.")
+    name = options.model or _only_model(facts)
+    for one in facts:
+        if name not in one.models:
+            raise TollgateError(
+                f"The engine at {place(one.base)} does not serve '{name}' but {_listed(one.models)}; "
+                "correct --model or --engine-url."
+            )
+    context_length = min(
+        (one.context_length for one in facts if one.context_length is not None), default=None
+    )
+    pool = Pool(
+        model=name,
+        engine_urls=[one.base for one in facts],
+        kind=_kind(facts[0].base),
+        slots=options.slots or GIVEN_SLOTS,
+        context_length=context_length,
+        default_max_output=output_limit(context_length),
+        endpoints=endpoints_of(facts[0].base),
+    )
+    return Engines(parts=(), pool=pool, describe="engine that runs already")
+
+
+def _only_model(facts: Sequence[EngineFacts]) -> str:
+    common = set(facts[0].models).intersection(*(one.models for one in facts))
+    if len(common) != 1:
+        raise TollgateError(
+            f"The engines serve {_listed(tuple(sorted(common)))} in common; say which one with --model NAME."
+        )
+    return common.pop()
+
+
+def endpoints_of(base: str) -> tuple[str, ...]:
+    """Which endpoints an engine has: an empty body is refused by those it has, and costs nothing."""
+    found = tuple(
+        endpoint
+        for endpoint in ENDPOINTS
+        if http_json("POST", f"{base}/v1/{endpoint}", body={})[0] not in {None, *ABSENT}
+    )
+    if not found:
+        raise TollgateError(f"The engine at {place(base)} has none of the endpoints {_listed(ENDPOINTS)}.")
+    return found
+
+
+def _kind(base: str) -> Kind:
+    status, answer = http_json("GET", f"{base}/version")
+    return "vllm" if status == 200 and isinstance(answer, dict) and "version" in answer else "openai"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) if names else "no model"
