@@ -101,6 +101,7 @@ class Gateway:
     listener: socket.socket
     model: str
     api_prefix: tuple[str, ...]  # words before the command of an API process, such as `taskset`
+    options: tuple[str, ...]  # of each API process
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     drainer: subprocess.Popen[bytes] | None = None
 
@@ -129,16 +130,8 @@ class Gateway:
     def start_api(self) -> subprocess.Popen[bytes]:
         """One more API process, on the socket that all of them share."""
         descriptor = self.listener.fileno()
-        words = (
-            *self.api_prefix,
-            sys.executable,
-            "-m",
-            "api",
-            "--fd",
-            str(descriptor),
-            "--grace",
-            str(self.grace),
-        )
+        command = (*self.api_prefix, sys.executable, "-m", "api", "--fd", str(descriptor))
+        words = (*command, "--grace", str(self.grace), *self.options)
         process = self._spawn(f"api-{len(self.processes)}", words, (descriptor,))
         self.processes.append(process)
         return process
@@ -270,6 +263,7 @@ def running_gateway(
     slots: int = 64,
     env: dict[str, str] | None = None,
     api_prefix: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
 ) -> Iterator[Gateway]:
     """API processes and a drainer over a migrated database, with one model on `engines`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -284,7 +278,16 @@ def running_gateway(
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         gateway = Gateway(
-            servers, database_url, folder, price or Price(), grace, environment, listener, model, api_prefix
+            servers,
+            database_url,
+            folder,
+            price or Price(),
+            grace,
+            environment,
+            listener,
+            model,
+            api_prefix,
+            options,
         )
         gateway.register(gateway.model, engines, slots=slots)
         try:

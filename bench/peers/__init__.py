@@ -50,5 +50,5 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Peer:
-    peer: Peer = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")  # type: ignore[assignment]
+    peer: Peer = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     return peer

@@ -5,6 +5,7 @@ Round robin is its cheapest policy (its default, cache_aware, costs more than tw
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.environments import environment, pinned
 from bench.peers import Stage, Target
@@ -21,8 +22,8 @@ def running(stage: Stage) -> Iterator[Target]:
         free_port(),
         stage.folder / "vllm-router.log",
     )
-    words = [
-        *(program, "--port", str(port), "--worker-urls", *stage.engines),
+    words: list[str | Path] = [
+        *(str(program), "--port", str(port), "--worker-urls", *stage.engines),
         *("--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(free_port())),
     ]
     with running_process(words, log, core=stage.cores.gateway) as process:
