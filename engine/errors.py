@@ -60,3 +60,7 @@ class ValkeyRefused(ValkeyError):
     def code(self) -> str:
         """The first word of the server's error: NOSCRIPT, OOM, ERR, ..."""
         return str(self).partition(" ")[0]
+
+
+class CannotCount(EngineError):
+    """The engine's tokenizer cannot be asked: the engine has none, is away, or refused the question."""
