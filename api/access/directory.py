@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from hashlib import sha256
 from typing import Literal
 
 import asyncpg
 
-PICO = 10**12  # money is counted in 1e-12 of the currency
+from ledger.money import from_numeric
+
 PREFETCH = 500  # rows decoded between two turns of the event loop, so that a large directory stalls no stream
 
 Subject = Literal["app", "end_user"]
@@ -133,7 +133,9 @@ def _apps(
         limits_of.setdefault(row["app_id"], []).append(limit)
     budgets_of: dict[str, list[Budget]] = {}
     for row in budgets:
-        budget = Budget(row["subject"], row["period"], pico(row["amount"]), row["currency"], row["hard"])
+        budget = Budget(
+            row["subject"], row["period"], from_numeric(row["amount"]), row["currency"], row["hard"]
+        )
         budgets_of.setdefault(row["app_id"], []).append(budget)
     return {
         row["id"]: App(
@@ -145,13 +147,3 @@ def _apps(
         )
         for row in apps
     }
-
-
-def pico(amount: Decimal) -> int:
-    """A NUMERIC with at most 12 decimals as a whole number of 1e-12."""
-    sign, digits, exponent = amount.as_tuple()
-    value = int("".join(map(str, digits)) or "0")
-    if not isinstance(exponent, int) or exponent < -12:
-        raise ValueError("an amount must have at most 12 decimals")
-    value = int(value * 10 ** (exponent + 12))
-    return -value if sign else value

@@ -5,10 +5,11 @@ characters. Errors are those of `api/errors.py`; their messages serve both.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -24,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 KEY_NAME_MAX = 64  # characters
 APP_SCOPES = frozenset({"chat"})
 ADMIN_SCOPES = frozenset({"admin"})
-PAGE_MAX = 1000  # rows
+PAGE_MAX = 1001  # rows: a page of the admin API and one more
 
 # A fresh app is limited from its first call on, by rules too high to refuse anybody: every part is at work
 # at once, and an operator only lowers numbers.
@@ -34,6 +35,9 @@ FRESH_LIMITS = (
     Limit("app", "concurrency", "none", 10_000),
 )
 FRESH_BUDGETS = (BudgetRow("app", "total", Decimal("1000000.00"), "USD", hard=True),)
+
+
+Row = TypeVar("Row", Organisation, AppRow, KeyRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,21 @@ async def list_keys(
     return await repository.keys(connection, owner, _page(limit), _after(after))
 
 
+async def list_all_organisations(connection: asyncpg.Connection) -> list[Organisation]:
+    """All of them, page after page."""
+    return await _all(lambda after: list_organisations(connection, PAGE_MAX, after))
+
+
+async def list_all_apps(connection: asyncpg.Connection, organisation: str | None = None) -> list[AppRow]:
+    """All of them (of one organisation), page after page."""
+    return await _all(lambda after: list_apps(connection, organisation, PAGE_MAX, after))
+
+
+async def list_all_keys(connection: asyncpg.Connection, app: str | None = None) -> list[KeyRow]:
+    """All of them (of one app), page after page."""
+    return await _all(lambda after: list_keys(connection, app, PAGE_MAX, after))
+
+
 async def revoke_organisation(connection: asyncpg.Connection, reference: str) -> Organisation:
     """Every key of every app of it stops working, for good. Doing it twice changes nothing."""
     found = await find_organisation(connection, reference)
@@ -193,6 +212,50 @@ async def revoke_key(connection: asyncpg.Connection, reference: str) -> KeyRow:
     found = await find_key(connection, reference)
     await repository.revoke_key(connection, found.id)
     return await find_key(connection, found.id)
+
+
+async def limits_of(connection: asyncpg.Connection, app: str) -> list[Limit]:
+    """The app's limits."""
+    return await repository.limits_of(connection, (await find_app(connection, app)).id)
+
+
+async def budgets_of(connection: asyncpg.Connection, app: str) -> list[BudgetRow]:
+    """The app's budgets."""
+    return await repository.budgets_of(connection, (await find_app(connection, app)).id)
+
+
+async def replace_limits(connection: asyncpg.Connection, app: str, limits: Sequence[Limit]) -> list[Limit]:
+    """Makes these the app's limits, all of them; none at all means no limits."""
+    id = (await find_app(connection, app)).id
+    if len({(limit.subject, limit.what, limit.window) for limit in limits}) != len(limits):
+        raise InvalidRequest("Each subject, what and window may have one limit.", "limits")
+    for limit in limits:
+        if (limit.what == "concurrency") != (limit.window == "none"):
+            raise InvalidRequest("Concurrency is limited with the window 'none', and only that.", "limits")
+    async with connection.transaction():
+        await repository.replace_limits(connection, id, limits)
+    return await repository.limits_of(connection, id)
+
+
+async def replace_budgets(
+    connection: asyncpg.Connection, app: str, budgets: Sequence[BudgetRow]
+) -> list[BudgetRow]:
+    """Makes these the app's budgets, all of them; none at all means no budget."""
+    id = (await find_app(connection, app)).id
+    if len({(budget.subject, budget.period) for budget in budgets}) != len(budgets):
+        raise InvalidRequest("Each subject and period may have one budget.", "budgets")
+    async with connection.transaction():
+        await repository.replace_budgets(connection, id, budgets)
+    return await repository.budgets_of(connection, id)
+
+
+async def _all(page: Callable[[str | None], Awaitable[list[Row]]]) -> list[Row]:
+    found = await page(None)
+    last = found
+    while len(last) == PAGE_MAX:
+        last = await page(last[-1].id)
+        found += last
+    return found
 
 
 def _check_name(name: str, what: str) -> None:

@@ -1,0 +1,65 @@
+"""What handlers ask for: the access of the key, the snapshot, a connection; and bodies read strictly."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Annotated, Any
+
+import asyncpg
+import orjson
+from fastapi import Depends, Query, Request, Response
+from fastapi.routing import APIRoute
+
+from api.access.check import find_access, require_scope
+from api.access.directory import Access
+from api.database import Database
+from api.snapshot import Snapshot
+
+PAGE_DEFAULT = 100
+PAGE_MAX = 500
+
+
+class StrictRequest(Request):
+    """A request whose JSON is UTF-8 without lone surrogates, NaN or infinities."""
+
+    async def json(self) -> Any:
+        return orjson.loads(await self.body())
+
+
+class StrictRoute(APIRoute):
+    """A route whose handler gets its body through StrictRequest."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def strict_handler(request: Request) -> Response:
+            return await handler(StrictRequest(request.scope, request.receive))
+
+        return strict_handler
+
+
+def snapshot_of(request: Request) -> Snapshot:
+    snapshot: Snapshot = request.app.state.snapshot
+    return snapshot
+
+
+async def any_access(request: Request) -> Access:
+    """The access of a good key, whatever its scopes."""
+    return await find_access(snapshot_of(request), request.headers.raw)
+
+
+async def admin_access(access: Annotated[Access, Depends(any_access)]) -> Access:
+    """The access of a key with the scope admin."""
+    require_scope(access, "admin")
+    return access
+
+
+async def database_connection(request: Request) -> AsyncIterator[asyncpg.Connection]:
+    """A connection for the time of the request."""
+    database: Database = request.app.state.database
+    async with database.connection() as connection:
+        yield connection
+
+
+Connection = Annotated[asyncpg.Connection, Depends(database_connection)]
+CurrentSnapshot = Annotated[Snapshot, Depends(snapshot_of)]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Rows on a page.")]
+After = Annotated[str | None, Query(description="The last id of the page before.")]

@@ -1,0 +1,71 @@
+"""tollgate models: which models there are, and which engines serve them."""
+
+from typing import Annotated
+
+import typer
+
+from engine import catalogue
+from engine.repository import models
+from tollgate.commands.connection import in_database
+from tollgate.commands.table import print_table
+
+app = typer.Typer(help="Models, and the engines that serve them.", no_args_is_help=True)
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What callers ask for.")],
+    engine_url: Annotated[list[str], typer.Option(help="An engine's address; repeat it for replicas.")],
+    engine_model: Annotated[
+        str | None, typer.Option(help="The engines' name of the model, if another.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="light, vllm or openai (any that speaks its API).")] = "openai",
+    slots: Annotated[int, typer.Option(help="Calls at a time on each replica.")] = catalogue.DEFAULT_SLOTS,
+    default_max_output: Annotated[
+        int, typer.Option(help="Tokens of output a call may have at most.")
+    ] = catalogue.DEFAULT_MAX_OUTPUT,
+    context_length: Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")] = None,
+    endpoints: Annotated[
+        str | None, typer.Option(help="What the engines answer, with commas: chat/completions,embeddings,…")
+    ] = None,
+    version: Annotated[str, typer.Option(help="Name of its first version.")] = catalogue.DEFAULT_VERSION,
+) -> None:
+    """Add a model; callers find it within a second."""
+    pool = catalogue.Pool(
+        model=name,
+        engine_urls=engine_url,
+        kind=kind,
+        engine_model=engine_model,
+        version=version,
+        slots=slots,
+        default_max_output=default_max_output,
+        context_length=context_length,
+        endpoints=None if endpoints is None else [part.strip() for part in endpoints.split(",")],
+    )
+    print(in_database(lambda connection: catalogue.add_model(connection, pool)).id)
+
+
+@app.command("list")
+def list_() -> None:
+    """List models with their versions and replicas."""
+    rows = []
+    for model in in_database(models):
+        endpoints = ",".join(model.endpoints)
+        for version in model.versions:
+            for replica in version.replicas:
+                engine = [replica.name, replica.url, replica.kind, str(replica.slots), replica.state]
+                rows.append([model.name, version.name, str(version.weight), *engine, endpoints])
+            if not version.replicas:
+                rows.append([model.name, version.name, str(version.weight), *["-"] * 5, endpoints])
+        if not model.versions:
+            rows.append([model.name, *["-"] * 7, endpoints])
+    print_table(
+        ["model", "version", "weight", "replica", "engine", "kind", "slots", "state", "endpoints"], rows
+    )
+
+
+@app.command()
+def remove(name: Annotated[str, typer.Argument(metavar="MODEL", help="Its name or id.")]) -> None:
+    """Remove a model; calls that run go on, and the books keep what it served."""
+    in_database(lambda connection: catalogue.remove_model(connection, name))
+    print(f"{name} is removed.")
