@@ -14,6 +14,7 @@ import orjson
 OPEN = ord("O")
 CLOSE = ord("C")
 VERSION = 1
+MAX_CLOSE = 1 << 15  # bytes; writers keep far below it
 _OPEN_HEAD = bytes((OPEN, VERSION))
 _CLOSE_HEAD = bytes((CLOSE, VERSION))
 
