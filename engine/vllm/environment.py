@@ -5,30 +5,25 @@ itself. Making it again is free once its stamp is there, two makers at once wait
 was killed goes on where the last whole package was.
 """
 
-import fcntl
 import hashlib
 import importlib.resources
 import json
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from engine.errors import EnvironmentNotBuilt
+from engine.file_lock import Progress, alone
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STAMP = "tollgate-environment.json"
 LOG = "build.log"
 SPACE = {"cpu": 4 << 30, "gpu": 16 << 30}  # bytes that making it may need: downloads and what they unpack to
-LOCK_POLL_SECONDS = 0.2
 
 Device = Literal["cpu", "gpu"]
-Progress = Callable[[str], None]  # called with a few words whenever something else is being done
 
 # Runs pip in such a way that it dies with the process that waits for it, however that one ends.
 _PIP = (
@@ -99,28 +94,10 @@ def build(wanted: Environment, *, progress: Progress) -> Environment:
         return wanted
     if not wanted.requirements.is_file():
         raise EnvironmentNotBuilt(f"{wanted.requirements} is missing: run Tollgate from its checkout.")
-    wanted.folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(wanted.folder, progress):
+    with alone(wanted.folder, progress):
         if not wanted.is_ready():
             _Builder(wanted, progress).build()
     return wanted
-
-
-@contextmanager
-def _alone(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock beside the folder; the kernel gives it back when the holder dies."""
-    with open(folder.with_name(folder.name + ".lock"), "w") as lock:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    progress(f"waiting: another process is making {folder}")
-                waiting = True
-                time.sleep(LOCK_POLL_SECONDS)
-        yield
 
 
 class _Builder:
