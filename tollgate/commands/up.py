@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,6 +46,10 @@ def up(
         typer.Option(help="Engine that runs already, with or without /v1; again for each replica."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name of the model at the engines.")] = None,
+    model_file: Annotated[
+        Path | None,
+        typer.Option(help="GGUF file (light) or checkpoint folder (vllm), in place of the small model."),
+    ] = None,
     price: Annotated[
         str | None,
         typer.Option(metavar="PROMPT,COMPLETION", help="In USD for a million tokens, such as 0.10,0.40."),
@@ -72,6 +77,7 @@ def up(
         slots=slots,
         engine_urls=tuple(engine_url or ()),
         model=model,
+        model_file=model_file.absolute() if model_file else None,
         price=_price(price, free),
         postgres_port=postgres_port,
         broker_port=broker_port,

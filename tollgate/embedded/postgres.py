@@ -8,6 +8,7 @@ copied once to a system folder.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -16,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,7 @@ import psycopg
 from psycopg import sql
 
 from tollgate.errors import ServerFailed
-from tollgate.supervisor.process import Command, identity
+from tollgate.supervisor.process import POLL_SECONDS, Command, identity
 
 SUPERUSER = "postgres"
 ROLE = "tollgate"
@@ -31,6 +33,7 @@ DATABASE = "tollgate"
 UNPRIVILEGED = "nobody"
 MAX_CONNECTIONS = 200
 CONNECT_SECONDS = 2
+END_SECONDS = 10.0  # that a server of an earlier run gets to end, for each way of asking
 # Where root keeps a copy of binaries that nobody can run; the second for systems with a read-only /var/cache.
 COPY_FOLDERS = (Path("/var/cache/tollgate"), Path("/var/tmp/tollgate"))  # noqa: S108 (ownership is checked)
 
@@ -68,7 +71,9 @@ class Postgres:
         user = server_user()
         binaries = reachable_binaries(user)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not (self.data / "PG_VERSION").exists():
+        if (self.data / "PG_VERSION").exists():
+            self._end_previous_server()
+        else:
             self._make_cluster(binaries, user)
         settings = {
             "listen_addresses": "127.0.0.1",
@@ -127,6 +132,34 @@ class Postgres:
             reason = " ".join((done.stderr or done.stdout).split())[-300:]
             raise ServerFailed(f"PostgreSQL could not make its data directory in {self.folder}: {reason}")
         fresh.rename(self.data)
+
+    def _end_previous_server(self) -> None:
+        """End a server that still runs on this data; a pid file whose pid is somebody else's now is removed.
+
+        A killed machine or container leaves such a file, and PostgreSQL itself would refuse to start when its
+        number was given to another process of the same account.
+        """
+        pid_file = self.data / "postmaster.pid"
+        try:
+            pid = int(pid_file.read_text().split("\n", 1)[0])
+        except (FileNotFoundError, ValueError):
+            return
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
+            if not self._serves(pid):
+                pid_file.unlink(missing_ok=True)
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            deadline = time.monotonic() + END_SECONDS
+            while self._serves(pid) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+
+    def _serves(self, pid: int) -> bool:
+        """Whether that process is a server that works in this data directory."""
+        try:
+            return Path(f"/proc/{pid}/cwd").resolve(strict=True) == self.data.resolve()
+        except OSError:
+            return False
 
     def is_ready(self) -> bool:
         """Whether the server takes connections."""

@@ -11,28 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-
-class Display(Protocol):
-    """How progress is shown."""
-
-    def step(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Show that something is waited for, as long as the block runs, and how long it took."""
-
-    def say(self, line: str) -> None:
-        """Show one line."""
-
-    def summary(self, text: str) -> None:
-        """Show what a person needs now that all is up; the lines must be shown uncut and unchanged."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
+PROGRESS_SECONDS = 3.0  # between two lines of progress where nothing can be overwritten
 
 
 class PlainDisplay:
@@ -40,6 +25,7 @@ class PlainDisplay:
 
     def __init__(self) -> None:
         self._log: Path | None = None
+        self._progress_at = 0.0
 
     def log_to(self, path: Path) -> None:
         """Write every line into a file as well."""
@@ -52,6 +38,13 @@ class PlainDisplay:
         self.say(f"{name} ...")
         yield
         self.say(f"{name}: ready after {time.monotonic() - began:.1f} s")
+
+    def progress(self, words: str) -> None:
+        """Print the words, unless some were just printed."""
+        self.write_log(words)
+        if time.monotonic() - self._progress_at > PROGRESS_SECONDS:
+            self._progress_at = time.monotonic()
+            print(f"  {words}", flush=True)
 
     def say(self, line: str) -> None:
         """Print the line."""
@@ -70,7 +63,7 @@ class PlainDisplay:
                 out.write(f"{now} {line}\n")
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Leave the terminal as it was."""
 
 
 class LiveDisplay(PlainDisplay):
@@ -80,6 +73,8 @@ class LiveDisplay(PlainDisplay):
         super().__init__()
         self._console = Console()
         self._rows: dict[str, Spinner | Text] = {}
+        self._spinner: Spinner | None = None
+        self._spinning = ""
         self._live = Live(console=self._console, refresh_per_second=10)
         self._live.start()
 
@@ -88,7 +83,8 @@ class LiveDisplay(PlainDisplay):
         """Show a spinner until it is done."""
         began = time.monotonic()
         self.write_log(f"{name} ...")
-        self._rows[name] = Spinner("dots", text=name)
+        self._rows[name] = self._spinner = Spinner("dots", text=name)
+        self._spinning = name
         self._show()
         try:
             yield
@@ -100,6 +96,12 @@ class LiveDisplay(PlainDisplay):
         self.write_log(f"{name}: ready after {took:.1f} s")
         self._rows[name] = Text.assemble(("✓ ", "green"), name, (f"  {took:.1f} s", "dim"))
         self._show()
+
+    def progress(self, words: str) -> None:
+        """Show the words beside the step that began last."""
+        self.write_log(words)
+        if self._spinner is not None:
+            self._spinner.update(text=f"{self._spinning}: {words}")
 
     def say(self, line: str) -> None:
         """Print the line above the list."""

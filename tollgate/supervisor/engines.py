@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine import light
 from engine.catalogue import Pool
+from engine.errors import EngineCannotStart
 from engine.registry import ENDPOINTS, Kind
-from tollgate.errors import TollgateError
+from tollgate.errors import ServerFailed, TollgateError
 from tollgate.supervisor.checks import EngineFacts, ask_engine, http_json, place
 from tollgate.supervisor.options import Options
 from tollgate.supervisor.part import Part, Tier
@@ -34,17 +35,26 @@ class Engines:
     describe: str
 
 
-def choose(options: Options) -> Engines:
-    """The engines that the options name; asks those that run already."""
+def choose(options: Options, progress: Callable[[str], None]) -> Engines:
+    """The engines that the options name; asks those that run already, makes what others need."""
     if options.engine_urls:
         return _given(options)
+    if options.engine == "vllm":
+        from tollgate.supervisor.vllm import vllm_engines  # which needs this module
+
+        return vllm_engines(options, progress)
     return _light(options)
 
 
 def _light(options: Options) -> Engines:
     name = options.model or light.DEFAULT_NAME
     slots = options.slots or light.DEFAULT_SLOTS
-    model_file = light.bundled_model_file()
+    try:
+        model_file = options.model_file or light.bundled_model_file()
+    except EngineCannotStart as error:
+        raise ServerFailed(str(error)) from error
+    if not model_file.is_file():
+        raise TollgateError(f"--model-file {model_file} is no file: name a GGUF file for the light engine.")
     ports = range(options.engine_port, options.engine_port + options.replicas)
     pool = Pool(
         model=name,

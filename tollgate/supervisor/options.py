@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Literal
 
-EngineChoice = Literal["light"]
+EngineChoice = Literal["light", "vllm"]
 
 # The API is for callers; all else listens on loopback only, in one range.
 API_PORT = 8080
@@ -34,6 +35,7 @@ EXAMPLE_PRICE = Price(prompt=Decimal("0.10"), completion=Decimal("0.40"), exampl
 class Options:
     """One start. given: URLs of servers that run already, by variable name (DATABASE_URL, ...).
 
+    model_file: weights for an engine that is started, a GGUF file (light) or a folder (vllm); None: SmolLM2.
     price: None keeps what the price book has, and takes EXAMPLE_PRICE where it has nothing.
     grace: seconds that the API's open streams have to end when it is stopped.
     """
@@ -51,6 +53,7 @@ class Options:
     slots: int | None = None
     engine_urls: tuple[str, ...] = ()
     model: str | None = None
+    model_file: Path | None = None
     price: Price | None = None
     grace: float = 10.0
     given: Mapping[str, str]

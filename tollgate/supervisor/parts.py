@@ -89,7 +89,9 @@ def _valkey_part(valkey: Valkey) -> Part:
 def drainer_part(environment: Mapping[str, str]) -> Part:
     """Moves the journal to the books; at its end it makes one last pass."""
     command = Command(name="drainer", argv=(sys.executable, "-m", "ledger.drainer"), env=environment)
-    return Part(name="drainer", tier=Tier.BOOKS, prepare=lambda: command, stop_seconds=20)
+    return Part(
+        name="drainer", tier=Tier.BOOKS, prepare=lambda: command, ready_line=b" reading ", stop_seconds=20
+    )
 
 
 def api_parts(options: Options, environment: Mapping[str, str], listener: int) -> list[Part]:
