@@ -30,20 +30,16 @@ class Transfer:
 
 async def ensure_account(connection: asyncpg.Connection, kind: str, app_id: str | None, currency: str) -> str:
     """The id of the account, made if it was missing; `app_id` None: one of the house's own."""
-    found = await connection.fetchval(
-        "SELECT id FROM accounts WHERE kind = $1 AND app_id IS NOT DISTINCT FROM $2 AND currency = $3",
-        kind,
-        app_id,
-        currency,
-    )
+    find = "SELECT id FROM accounts WHERE kind = $1 AND app_id IS NOT DISTINCT FROM $2 AND currency = $3"
+    found = await connection.fetchval(find, kind, app_id, currency)
     if found is None:
-        found = await connection.fetchval(
-            "INSERT INTO accounts (kind, app_id, currency) VALUES ($1, $2, $3) "
-            "ON CONFLICT (kind, app_id, currency) DO UPDATE SET kind = excluded.kind RETURNING id",
+        await connection.execute(
+            "INSERT INTO accounts (kind, app_id, currency) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
             kind,
             app_id,
             currency,
         )
+        found = await connection.fetchval(find, kind, app_id, currency)
     return str(found)
 
 

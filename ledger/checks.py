@@ -117,19 +117,28 @@ ACCOUNTS_KNOWN = Check(
     """,
 )
 
-WRITE_OFFS_EXPLAINED = Check(
+WRITE_OFFS_BOOKED = Check(
     "write_off",
-    "Only interrupted calls are written off, at most what they held",
+    "Every interrupted call has its hold written off, once, and nothing else is written off",
     """
-    SELECT transfers.id || ': ' || trim_scale(transfers.amount) || ' ' || transfers.currency
-           || ' written off, ' || coalesce(
-                'for a call that is ' || usage.outcome || ' and held ' || trim_scale(usage.hold), 'no call')
-    FROM transfers
-    LEFT JOIN usage ON usage.id = transfers.call_id
-    LEFT JOIN accounts AS debit ON debit.id = transfers.debit_account
-    WHERE transfers.kind = 'write_off' AND (
-        usage.outcome IS DISTINCT FROM 'interrupted' OR transfers.amount > usage.hold
-        OR transfers.currency IS DISTINCT FROM usage.currency OR debit.kind IS DISTINCT FROM 'write_off')
+    SELECT coalesce(usage.id, booked.call_id) || ': ' || coalesce(usage.outcome, 'no call') || ', held '
+           || coalesce(trim_scale(usage.hold), 0) || ', written off '
+           || coalesce(trim_scale(booked.amount) || ' from ' || booked.kind, 'nothing')
+    FROM (SELECT * FROM usage WHERE outcome = 'interrupted' AND hold > 0) AS interrupted
+    FULL JOIN (
+        SELECT transfers.call_id, transfers.amount, transfers.currency,
+               coalesce(accounts.kind, 'nowhere') AS kind
+        FROM transfers LEFT JOIN accounts ON accounts.id = transfers.debit_account
+        WHERE transfers.kind = 'write_off'
+    ) AS booked ON booked.call_id = interrupted.id
+    LEFT JOIN usage ON usage.id = coalesce(interrupted.id, booked.call_id)
+    WHERE interrupted.id IS NULL OR booked.amount IS DISTINCT FROM interrupted.hold
+       OR booked.currency <> interrupted.currency OR booked.kind <> 'write_off'
+       OR EXISTS (
+            SELECT FROM transfers AS other
+            WHERE other.call_id = interrupted.id AND other.kind = 'write_off'
+            OFFSET 1
+       )
     """,
 )
 
@@ -232,7 +241,7 @@ CHECKS = (
     NEVER_TWICE,
     TRANSFERS_EXPLAINED,
     ACCOUNTS_KNOWN,
-    WRITE_OFFS_EXPLAINED,
+    WRITE_OFFS_BOOKED,
     BALANCES_REBUILT,
     DEBITS_ARE_CREDITS,
     ROLLUP_REBUILT,

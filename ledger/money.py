@@ -56,7 +56,7 @@ def to_numeric(units: int) -> Decimal:
 
 def from_numeric(value: Decimal) -> int:
     """Units of a NUMERIC out of the database. Negative balances come out negative. Raises BadAmount."""
-    return -parse_amount(-value) if value < 0 else parse_amount(value)
+    return -parse_amount(value.copy_negate()) if value < 0 else parse_amount(value)
 
 
 def format_amount(units: int) -> str:

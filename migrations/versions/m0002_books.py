@@ -140,7 +140,7 @@ DECLARE
     child text;
     made boolean := false;
 BEGIN
-    IF month NOT BETWEEN DATE '2020-01-01' AND DATE '2100-01-01' THEN
+    IF month < DATE '2020-01-01' OR month >= DATE '2100-01-01' THEN
         RAISE EXCEPTION 'No partition for %: outside of the years 2020 to 2099.', month
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
