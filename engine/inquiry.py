@@ -4,6 +4,7 @@ Each question has a connection of its own, so that nothing here shares state wit
 """
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,7 @@ async def ask(url: str, method: str, path: str, body: Any = None, *, within: flo
     except TimeoutError as error:
         raise EngineUnreachable(f"The engine at {host}:{port} did not answer within {within:g} s.") from error
     except OSError as error:
-        reason = error.strerror or type(error).__name__
+        reason = os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
         raise EngineUnreachable(
             f"Nothing answers at {host}:{port} ({reason}): start the engine or correct its address."
         ) from error
