@@ -128,7 +128,7 @@ async def real_token(
 async def wait_ready(
     url: str, engine_model: str, *, within: float, endpoint: str = "chat/completions"
 ) -> FirstToken:
-    """Wait until the engine gives a real token; EngineUnreachable with the last reason after `within` seconds."""
+    """Wait until the engine gives a real token; after `within` seconds raises EngineUnreachable, saying why."""
     deadline = time.monotonic() + within
     while True:
         left = deadline - time.monotonic()
