@@ -15,6 +15,7 @@ from api.lane.counter import Counter
 from api.lane.lane import Lane
 from api.lane.protocol import bound_to
 from api.limits.limiter import Limiter
+from api.limits.spent import LedgerSpent
 from api.settings import Settings
 from api.snapshot import Snapshot
 from engine.balancer import Balancer
@@ -48,7 +49,7 @@ async def serve(settings: Settings) -> None:
     limits_client = ValkeyClient(settings.limits_url, loop, name="limits")
     cache_client = ValkeyClient(settings.cache_url, loop, name="cache", deadline=0.5, patience=0.0)
     journal = Journal(settings.journal, loop=loop, strict=settings.strict_journal)
-    limiter = Limiter(limits_client, loop=loop)
+    limiter = Limiter(limits_client, loop=loop, spent=LedgerSpent(settings.database_url))
     lane = Lane(
         loop=loop,
         snapshot=snapshot,

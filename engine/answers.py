@@ -153,9 +153,9 @@ def _add(whole: dict[str, Any], delta: dict[str, Any]) -> None:
             whole.setdefault(name, None)
         elif name == "tool_calls" and type(value) is list:
             _add_tool_calls(whole, value)
-        elif type(value) is type(before) is list or (
-            type(value) is type(before) is str and name not in _NAMES
-        ):
+        elif isinstance(value, list) and isinstance(before, list):
+            before += value
+        elif isinstance(value, str) and isinstance(before, str) and name not in _NAMES:
             whole[name] = before + value
         elif type(value) is dict and type(before) is dict:
             _add(before, value)

@@ -53,6 +53,10 @@ class ValkeyUnavailable(ValkeyError):
     """The server is away, did not answer in time, or too many calls wait: the call may have run or not."""
 
 
+class ValkeyNotSent(ValkeyUnavailable):
+    """The call never left this process, so it surely was not carried out."""
+
+
 class ValkeyRefused(ValkeyError):
     """The server answered with an error; its text is the message."""
 

@@ -11,7 +11,6 @@ One connection, replies in order. What a caller may rely on:
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections import deque
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from hashlib import sha1
 from urllib.parse import unquote, urlsplit
 
-from engine.errors import ValkeyError, ValkeyRefused, ValkeyUnavailable
+from engine.errors import ValkeyError, ValkeyNotSent, ValkeyRefused, ValkeyUnavailable
 from engine.resp import BrokenReply, Reply, ReplyReader, pack
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ PING = pack((b"PING",))
 
 
 class ValkeyClient:
-    """One server.
+    """One server. It begins to connect at once, and calls may be made before it has.
 
     url: redis://[user]:password@host:port/db, or rediss:// for TLS. name: for the log.
     deadline: seconds for an answer. patience: how long an outage is waited out by new calls, in seconds.
@@ -81,8 +80,8 @@ class ValkeyClient:
         self._tick_count = 0
         self._away_since: int | None = 0  # in ticks
         self._said_away = False
-        self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._task = loop.create_task(self._stay_connected(), name=f"valkey {name}")
+        self._timer = loop.call_later(self._tick_seconds, self._tick)
 
     # -- calls
 
@@ -96,7 +95,7 @@ class ValkeyClient:
         if connection is None or not self.connected:
             self._wait(packed, then)
         elif len(connection.pending) >= self._max_pending or connection.clogged:
-            self.loop.call_soon(then, ValkeyUnavailable(f"Too many calls wait for the {self._name} server."))
+            self.loop.call_soon(then, ValkeyNotSent(f"Too many calls wait for the {self._name} server."))
         else:
             connection.send(packed, then)
 
@@ -117,24 +116,18 @@ class ValkeyClient:
 
     # -- life
 
-    def start(self) -> None:
-        """Begin to connect; returns at once. Calls may be made before."""
-        if self._task is None:
-            self._task = self.loop.create_task(self._stay_connected(), name=f"valkey {self._name}")
-            self._timer = self.loop.call_later(self._tick_seconds, self._tick)
-
-    async def stop(self) -> None:
-        """Close; calls that are not answered yet end with ValkeyUnavailable."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+    def close(self) -> None:
+        """Close for good; calls that are not answered yet end with ValkeyUnavailable."""
+        self._timer.cancel()
+        self._task.cancel()
         if self._connection is not None:
             self._connection.close()
         self._end_waiting(len(self._waiting))
+
+    async def stop(self) -> None:
+        """Close, and wait until nothing of it is left."""
+        self.close()
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def _stay_connected(self) -> None:
         backoff = BACKOFF_FIRST
@@ -250,7 +243,7 @@ class ValkeyClient:
         if patient and len(self._waiting) < self._max_pending:
             self._waiting.append((packed, then, self._tick_count + TICKS - 1))
         else:
-            self.loop.call_soon(then, ValkeyUnavailable(f"The {self._name} server is away."))
+            self.loop.call_soon(then, ValkeyNotSent(f"The {self._name} server is away."))
 
     def _tick(self) -> None:
         self._timer = self.loop.call_later(self._tick_seconds, self._tick)
@@ -268,7 +261,7 @@ class ValkeyClient:
     def _end_waiting(self, count: int) -> None:
         for _ in range(count):
             _, then, _ = self._waiting.popleft()
-            _deliver(then, ValkeyUnavailable(f"The {self._name} server is away."))
+            _deliver(then, ValkeyNotSent(f"The {self._name} server is away."))
 
 
 class _Connection(asyncio.Protocol):
@@ -289,7 +282,7 @@ class _Connection(asyncio.Protocol):
 
     def send(self, packed: bytes, then: Then) -> None:
         if self.lost.done():
-            self._loop.call_soon(then, ValkeyUnavailable(f"The {self._name} server is away."))
+            self._loop.call_soon(then, ValkeyNotSent(f"The {self._name} server is away."))
             return
         self.pending.append(then)
         out = self._out

@@ -8,7 +8,7 @@ RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
 INSUFFICIENT_QUOTA = "insufficient_quota"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reservation:
     """What one call may use at most.
 
@@ -28,7 +28,7 @@ class Reservation:
     completion_price: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
     """The call may run; it holds its slot and its money until it is settled.
 
