@@ -128,7 +128,7 @@ async def real_token(
 async def wait_ready(
     url: str, engine_model: str, *, within: float, endpoint: str = "chat/completions"
 ) -> FirstToken:
-    """Wait until the engine gives a real token; after `within` seconds raises EngineUnreachable, saying why."""
+    """Wait until the engine gives a real token. Raises EngineUnreachable after `within` seconds."""
     deadline = time.monotonic() + within
     while True:
         left = deadline - time.monotonic()

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.errors import EngineError
 from engine.file_lock import Progress
@@ -85,9 +87,10 @@ def _telling(what: str) -> Iterator[Progress]:
     """A progress line on stderr: redrawn in a terminal, else a line every few seconds."""
     console = Console(stderr=True)
     if console.is_terminal:
-        began = time.monotonic()
-        with console.status(what) as status:
-            yield lambda words: status.update(f"{what}: {words} ({time.monotonic() - began:.0f} s)")
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Bar(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda words: bar.update(task, description=f"{what}: {words}")
         return
     told = -LINE_SECONDS
 
