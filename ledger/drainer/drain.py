@@ -1,6 +1,7 @@
 """The drainer's loop: list, read, match, write, delete; and what it does while Postgres is away."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
@@ -28,6 +29,7 @@ class Drainer:
         self._group: list[Item] = []  # gathered and not known to be committed
         self._away = False
         self._found = 0  # items in the last pass
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
         self._quiet = 0  # passes without any since the last
 
     def run(self) -> None:
@@ -75,7 +77,10 @@ class Drainer:
             self._matcher.listed(self._folder.journals())
             self._group = self._matcher.gather(GROUP_CALLS)
         self._found = len(self._group)
-        if self._group:
+        if self._found >= GROUP_CALLS and not self._away:
+            self._quiet = 0
+            self._write_and_read_on()
+        elif self._group:
             self._quiet = 0
             self._books.write(self._group)
             self._matcher.committed(self._group)
@@ -85,6 +90,17 @@ class Drainer:
             if self._quiet > 1:
                 self._mark_opens()
         self._delete_finished()
+
+    def _write_and_read_on(self) -> None:
+        """There is a backlog: while Postgres works on this group, the thread reads the next."""
+        following = self._thread.submit(self._matcher.gather, GROUP_CALLS)
+        try:
+            self._books.write(self._group)
+        except psycopg.Error:
+            self._group += following.result()
+            raise
+        written, self._group = self._group, following.result()
+        self._matcher.committed(written)
 
     def _mark_opens(self) -> None:
         # Positions move with the calls written; opens alone move them only once it is quiet.

@@ -1,5 +1,6 @@
 """A matched call as lines of COPY's text format. Money is text from here to NUMERIC, never a float."""
 
+import re
 from collections.abc import Sequence
 
 from ledger.drainer.matching import Item
@@ -9,6 +10,7 @@ from ledger.money import format_amount
 INTERRUPTED = "interrupted"
 
 NULL = "\\N"
+_ODD = re.compile(r"[\\\t\n\r]")
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 CALL_COLUMNS = (
@@ -27,68 +29,46 @@ ATTEMPT_COLUMNS = (
 def call_line(item: Item, opened: OpenRecord, transfer: Sequence[str]) -> str:
     """One line of CALL_COLUMNS. transfer: kind, debit account, credit account, amount, or four NULLs.
 
-    Raises TypeError, ValueError where a field has a type that no row can have.
+    Only what callers and engines can say is escaped. Raises TypeError, ValueError where no row can be made of
+    it.
     """
     closed = item.closed or _interruption(opened)
-    first_byte = closed.first_byte_us
-    return "\t".join(
-        (
-            _text(opened.id),
-            _text(opened.organisation_id),
-            _text(opened.app_id),
-            _text(opened.key_id),
-            _text(opened.end_user),
-            _text(opened.model),
-            _text(closed.version_id),
-            _text(closed.replica_id),
-            _text(opened.endpoint),
-            "t" if opened.stream else "f",
-            _text(closed.outcome),
-            str(closed.status or NULL),
-            str(closed.prompt_tokens),
-            str(closed.cached_tokens),
-            str(closed.completion_tokens),
-            str(closed.reasoning_tokens),
-            _text(closed.usage_source),
-            _text(opened.price_id),
-            format_amount(closed.charge),
-            _text(opened.currency),
-            format_amount(opened.hold),
-            str(opened.prompt_bound),
-            _text(opened.cache),
-            _texts(closed.flags),
-            str(opened.admitted_us),
-            NULL if first_byte is None else str(max(first_byte - opened.admitted_us, 0)),
-            str(max(closed.ended_us - opened.admitted_us, 0)),
-            _text(closed.error_code),
-            _text(item.file.name.host),
-            _text(item.file.text),
-            *transfer,
-        )
+    admitted = opened.admitted_us
+    first = NULL if closed.first_byte_us is None else max(closed.first_byte_us - admitted, 0)
+    kind, debit, credit, amount = transfer
+    line = (
+        f"{opened.id}\t{opened.organisation_id}\t{opened.app_id}\t{opened.key_id}\t"
+        f"{_text(opened.end_user)}\t{_text(opened.model)}\t{closed.version_id or NULL}\t"
+        f"{closed.replica_id or NULL}\t{opened.endpoint}\t{'t' if opened.stream else 'f'}\t"
+        f"{closed.outcome}\t{closed.status or NULL}\t{closed.prompt_tokens}\t{closed.cached_tokens}\t"
+        f"{closed.completion_tokens}\t{closed.reasoning_tokens}\t"
+        f"{closed.usage_source}\t{opened.price_id or NULL}\t{format_amount(closed.charge)}\t"
+        f"{opened.currency}\t{format_amount(opened.hold)}\t{opened.prompt_bound}\t{opened.cache}\t"
+        f"{_texts(closed.flags)}\t{admitted}\t{first}\t{max(closed.ended_us - admitted, 0)}\t"
+        f"{_text(closed.error_code)}\t{item.file.name.host}\t{item.file.text}\t{kind}\t{debit}\t{credit}\t"
+        f"{amount}"
     )
+    return _whole(line, CALL_COLUMNS)
 
 
-def attempt_lines(call_id: str, attempts: Sequence[Attempt]) -> list[str]:
-    """Lines of ATTEMPT_COLUMNS, numbered from 1 in the order of the attempts."""
+def attempt_lines(call: str, attempts: Sequence[Attempt]) -> list[str]:
+    """Lines of ATTEMPT_COLUMNS, numbered from 1 in the order of the attempts. Raises as `call_line` does."""
     return [
-        "\t".join(
-            (
-                _text(call_id),
-                str(number),
-                _text(attempt.kind),
-                _text(attempt.replica_id),
-                _text(attempt.outcome),
-                str(attempt.status or NULL),
-                str(attempt.prompt),
-                str(attempt.cached),
-                str(attempt.completion),
-                str(attempt.started_us),
-                str(max(attempt.ended_us - attempt.started_us, 0)),
-                _text(attempt.error_code),
-            )
+        _whole(
+            f"{call}\t{number}\t{attempt.kind}\t{attempt.replica_id or NULL}\t{attempt.outcome}\t"
+            f"{attempt.status or NULL}\t{attempt.prompt}\t{attempt.cached}\t{attempt.completion}\t"
+            f"{attempt.started_us}\t{max(attempt.ended_us - attempt.started_us, 0)}\t"
+            f"{_text(attempt.error_code)}",
+            ATTEMPT_COLUMNS,
         )
         for number, attempt in enumerate(attempts, 1)
     ]
+
+
+def _whole(line: str, columns: Sequence[str]) -> str:
+    if line.count("\t") != len(columns) - 1 or "\n" in line:
+        raise ValueError("a name of ours has a tab or a line end in it")
+    return line
 
 
 def _interruption(opened: OpenRecord) -> CloseRecord:
@@ -116,7 +96,7 @@ def _interruption(opened: OpenRecord) -> CloseRecord:
 def _text(value: str | None) -> str:
     if value is None:
         return NULL
-    return value if value.isalnum() else value.translate(_ESCAPES)
+    return value.translate(_ESCAPES) if _ODD.search(value) else value
 
 
 def _texts(values: Sequence[str]) -> str:

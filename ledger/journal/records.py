@@ -133,11 +133,11 @@ def decode(payload: bytes) -> Record:
             fields = _without_nul(fields)
         if payload[0] == OPEN:
             fields[12] = int(fields[12])
-            return OpenRecord(*fields)
+            return OpenRecord._make(fields)
         if payload[0] == CLOSE:
             fields[8] = int(fields[8])
-            fields[13] = [Attempt(*attempt) for attempt in fields[13]]
-            return CloseRecord(*fields)
+            fields[13] = [Attempt._make(attempt) for attempt in fields[13]]
+            return CloseRecord._make(fields)
     except (ValueError, TypeError, IndexError) as error:
         raise UnreadableRecord(f"record does not have the fields of version {VERSION}: {error}") from error
     raise UnreadableRecord(f"record kind {payload[:1]!r} is unknown")
