@@ -147,9 +147,12 @@ BEGIN
     FOREACH parent IN ARRAY ARRAY['usage', 'attempts', 'transfers'] LOOP
         child := parent || to_char(month, '_YYYY_MM');
         CONTINUE WHEN to_regclass(child) IS NOT NULL;
-        -- One maker at a time; who waited here finds the table made.
+        -- One maker at a time; who waited here finds the table made. Only a new statement's snapshot shows
+        -- it: to_regclass() answers from a cache that waiting for an advisory lock does not refresh.
         PERFORM pg_advisory_xact_lock(hashtext('tollgate.ensure_month'));
-        CONTINUE WHEN to_regclass(child) IS NOT NULL;
+        CONTINUE WHEN EXISTS (
+            SELECT FROM pg_class WHERE relname = child
+                AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = parent::regclass));
         EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', child, parent);
         EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', parent, child,
             month_floor(month), month_floor((month + INTERVAL '1 month')::date));
