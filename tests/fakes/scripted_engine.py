@@ -14,9 +14,9 @@ waits for its next request. Scripts given by `script()` serve the next generatio
 order; else the function given to `always()` chooses; else a good answer is made from the request: as many
 words as `max_tokens` asks for (5 without it), streamed if it asks for that.
 
-GET /v1/models, /metrics, /version, /health, /load and POST /tokenize are answered by themselves and
-recorded in `engine.service`; `/tokenize` counts one token per whitespace-separated word of `prompt`, or of
-all text of `messages` plus 1 per message. The good answer's prompt_tokens are counted the same way.
+GET /v1/models, /metrics, /version, /health, /load and POST /tokenize, /v1/messages/count_tokens are answered
+by themselves and recorded in `engine.service`. A token is a whitespace-separated word of `prompt`, or of all
+text of `messages` plus 1 per message. The good answer's prompt_tokens are counted the same way.
 """
 
 import asyncio
@@ -43,6 +43,7 @@ __all__ = [
     "Reset",
     "Script",
     "ScriptedEngine",
+    "Step",
     "Wait",
     "Write",
     "byte_by_byte",
@@ -227,6 +228,8 @@ class ScriptedEngine:
         if path == "/tokenize":
             count = tokens_of(request.json())
             answers[path] = {"count": count, "max_model_len": 65536, "tokens": list(range(count))}
+        if path == "/v1/messages/count_tokens":
+            answers[path] = {"input_tokens": tokens_of(request.json())}
         if path in answers or path == "/metrics":
             self._note(lambda: self.service.append(request))
             if path == "/metrics":

@@ -1,0 +1,261 @@
+"""Connections of callers: turns of pipelined requests, lane and FastAPI mixed, HTTP's less usual ways."""
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.caller import BrokenOff, Caller, request
+from tests.fakes import vllm_wire as wire
+from tests.fakes.scripted_engine import Pause, Repeat, ScriptedEngine
+from tests.gateway import App, Gateway
+
+PROMPT = [{"role": "user", "content": "hi"}]
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"model": "scripted", "messages": PROMPT, **more}
+
+
+def get(path: str, key: str = "", version: str = "1.1") -> bytes:
+    return f"GET {path} HTTP/{version}\r\nHost: g\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
+
+
+def test_one_connection_carries_many_calls(gateway: Gateway, app: App, engine: ScriptedEngine) -> None:
+    with Caller(gateway) as caller:
+        for number in range(50):
+            reply = caller.ask(app, ask(stream=number % 2 == 0))
+            assert reply.status == 200
+            assert "connection" not in reply.headers
+    assert len(app.usage_rows(50)) == 50
+    # The engine's connections are kept as well.
+    assert len({received.connection for received in engine.requests()}) == 1
+
+
+def test_pipelined_calls_are_answered_in_order(gateway: Gateway, app: App, engine: ScriptedEngine) -> None:
+    engine.always(lambda received: [wire.reply(wire.chat_answer(f"answer {received.json()['seed']}"))])
+    calls = [request(app, ask(seed=number)) for number in range(20)]
+    with Caller(gateway) as caller:
+        caller.send(b"".join(calls))
+        contents = [caller.read_reply().json()["choices"][0]["message"]["content"] for _ in calls]
+    assert contents == [f"answer {number}" for number in range(20)]
+    assert len(app.usage_rows(20)) == 20
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100_000])
+def test_pipelined_requests_of_the_lane_and_of_fastapi_keep_their_order(
+    gateway: Gateway, app: App, engine: ScriptedEngine, piece: int
+) -> None:
+    head, *events = wire.stream_reply(wire.chat_events(["a"]))
+    engine.script(head, Pause("go on"), *events)
+    sent = b"".join(
+        [
+            request(app, ask(stream=True)),
+            get("/v1/models", app.key),
+            request(app, ask()),
+            get("/nowhere"),
+            get("/v1/models", app.key),
+            request(app, b"{"),
+            request(app, ask(), chunked=(3, 10)),
+        ]
+    )
+    with Caller(gateway) as caller:
+        for at in range(0, len(sent), piece):
+            caller.send(sent[at : at + piece])
+        engine.last().wait_reached("go on")
+        engine.go("go on")
+        replies = [caller.read_reply() for _ in range(7)]
+    assert [reply.status for reply in replies] == [200, 200, 200, 404, 200, 400, 200]
+    assert replies[0].body.endswith(wire.DONE)
+    assert [reply.json()["object"] for reply in (replies[1], replies[2])] == ["list", "chat.completion"]
+    assert len(app.usage_rows(3)) == 3
+
+
+def test_a_caller_that_leaves_with_calls_in_the_pipeline_starts_none_of_them(
+    gateway: Gateway, app: App, engine: ScriptedEngine
+) -> None:
+    more = Repeat(wire.chunk(wire.text("b")), 10_000, between=0.005)
+    engine.script(wire.stream_head() + wire.chunk(wire.role() + wire.text("a")), more)
+    with Caller(gateway) as caller:
+        caller.send(request(app, ask(stream=True)) + request(app, ask()) + request(app, ask()))
+        caller.read_head()
+        caller.read_until(wire.text("a"))
+    engine.last().wait_closed()
+    (row,) = app.usage_rows(1)
+    assert row["outcome"] == "caller_left"
+    assert len(engine.requests()) == 1
+
+
+def test_connection_close_is_honoured(gateway: Gateway, app: App, engine: ScriptedEngine) -> None:
+    for stream in (True, False):
+        with Caller(gateway) as caller:
+            reply = caller.ask(app, ask(stream=stream), headers={"Connection": "close"})
+            assert reply.status == 200
+            caller.wait_closed()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_caller_of_http_1_0_gets_its_answer_without_chunks(
+    gateway: Gateway, app: App, engine: ScriptedEngine, stream: bool
+) -> None:
+    with Caller(gateway) as caller:
+        reply = caller.ask(app, ask(stream=stream), version="1.0")
+        assert "transfer-encoding" not in reply.headers
+        caller.wait_closed()
+    if stream:
+        assert reply.body.endswith(wire.DONE)
+    else:
+        assert reply.json()["choices"]
+    (row,) = app.usage_rows(1)
+    assert row["outcome"] == "completed"
+
+
+def test_a_chunked_body_reaches_the_engine_in_one_piece(
+    gateway: Gateway, app: App, engine: ScriptedEngine
+) -> None:
+    sent = b'{"model":"scripted","max_tokens":5,"messages":[{"role":"user","content":"hi"}]}'
+    with Caller(gateway) as caller:
+        for sizes in ((), (1,) * len(sent), (3, 500)):
+            assert caller.ask(app, sent, chunked=sizes).status == 200
+        with_trailer = request(app, sent, chunked=())[:-2] + b"x-checksum: 7\r\n\r\n"
+        caller.send(with_trailer)
+        assert caller.read_reply().status == 200
+    assert [(item.body, item.chunked) for item in engine.requests()] == [(sent, False)] * 4
+
+
+def test_expect_100_continue_is_answered_before_the_body(
+    gateway: Gateway, app: App, engine: ScriptedEngine
+) -> None:
+    whole = request(app, ask(), headers={"Expect": "100-continue"})
+    head, body = whole.split(b"\r\n\r\n", 1)
+    with Caller(gateway) as caller:
+        caller.send(head + b"\r\n\r\n")
+        assert caller.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        caller.send(body)
+        assert caller.read_reply().status == 200
+        # The connection is good for more, and not every body is announced.
+        assert caller.ask(app, ask()).status == 200
+    assert engine.last().header("expect") is None
+
+
+def test_an_announced_body_that_is_too_long_is_refused_before_it_is_sent(
+    gateway: Gateway, app: App, engine: ScriptedEngine
+) -> None:
+    head = request(app, b"", headers={"Expect": "100-continue"})
+    with Caller(gateway) as caller:
+        caller.send(head.replace(b"Content-Length: 0", b"Content-Length: 99000000"))
+        assert caller.read_reply().status == 413
+        caller.wait_closed()
+
+
+def test_a_body_in_slow_pieces_is_served(gateway: Gateway, app: App, engine: ScriptedEngine) -> None:
+    whole = request(app, ask())
+    with Caller(gateway) as caller:
+        for at in range(len(whole)):
+            caller.send(whole[at : at + 1])
+            time.sleep(0.0005)
+        assert caller.read_reply().status == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/chat/completions?api-version=1", "/v1/chat%2Fcompletions", "http://gateway/v1/chat/completions"],
+)
+def test_other_spellings_of_the_path_are_the_same_path(
+    gateway: Gateway, app: App, engine: ScriptedEngine, path: str
+) -> None:
+    with Caller(gateway) as caller:
+        assert caller.ask(app, ask(), path=path).status == 200
+    assert engine.last().target == "/v1/chat/completions"
+    assert len(app.usage_rows(1)) == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_other_methods_on_the_lanes_path_are_refused(
+    gateway: Gateway, app: App, engine: ScriptedEngine, method: str
+) -> None:
+    with Caller(gateway) as caller:
+        caller.send(
+            f"{method} /v1/chat/completions HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n".encode()
+        )
+        status, _ = caller.read_head()
+    assert status == 405
+    assert engine.requests() == []
+
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+NOT_HTTP = {
+    "no request line": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "two lengths": POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "length and chunks": POST + b"Content-Length: 2\r\n" + CHUNKED + b"0\r\n\r\n",
+    "a length below zero": POST + b"Content-Length: -2\r\n\r\n{}",
+    "a length with a sign": POST + b"Content-Length: +2\r\n\r\n{}",
+    "a chunk size that is none": POST + CHUNKED + b"zz\r\n{}\r\n",
+    "a chunk longer than it said": POST + CHUNKED + b"1\r\n{}\r\n0\r\n\r\n",
+    "a space before the colon": POST + b"Content-Length : 0\r\n\r\n",
+    "an unknown coding": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "a bare line feed in a header": POST + b"x: y\nz: y\r\nContent-Length: 0\r\n\r\n",
+    "a folded header": POST + b"x: y\r\n z\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", NOT_HTTP)
+def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_ends(
+    gateway: Gateway, engine: ScriptedEngine, what: str
+) -> None:
+    with Caller(gateway) as caller:
+        caller.send(NOT_HTTP[what] + get("/v1/models"))
+        reply = caller.read_reply()
+        assert 400 <= reply.status < 500
+        assert reply.json()["error"]["type"] == "invalid_request_error"
+        assert caller.read_to_end() == b"", "what came after was taken for a request"
+    assert engine.requests() == []
+
+
+def test_a_broken_request_behind_a_running_call_does_not_harm_that_call(
+    gateway: Gateway, app: App, engine: ScriptedEngine
+) -> None:
+    head, *events = wire.stream_reply(wire.chat_events(["a"]))
+    engine.script(head, Pause("after"), *events)
+    with Caller(gateway) as caller:
+        caller.send(request(app, ask(stream=True)))
+        engine.last().wait_reached("after")
+        caller.send(b"\x00\x01 this is no HTTP \r\n\r\n")
+        engine.go("after")
+        assert caller.read_reply().body.endswith(wire.DONE)
+        with pytest.raises(BrokenOff):
+            caller.read_reply()
+    (row,) = app.usage_rows(1)
+    assert row["outcome"] == "completed"
+
+
+def test_headers_between_caller_and_gateway_stay_there(
+    gateway: Gateway, app: App, engine: ScriptedEngine
+) -> None:
+    headers = {
+        "Connection": "x-hop, keep-alive",
+        "X-Hop": "1",
+        "Keep-Alive": "timeout=5",
+        "TE": "trailers",
+        "Proxy-Authorization": "Basic c2VjcmV0",
+        "Cookie": "session=secret",
+        "X-Api-Key": "secret",
+        "Accept-Encoding": "gzip",
+    }
+    with Caller(gateway) as caller:
+        assert caller.ask(app, ask(), headers=headers).status == 200
+    names = {name for name, _ in engine.last().headers}
+    assert names <= {"host", "content-type", "content-length", "accept", "x-request-id"}
+    assert app.key.encode() not in engine.last().head
+
+
+def test_the_engines_own_headers_do_not_pass(gateway: Gateway, app: App, engine: ScriptedEngine) -> None:
+    reply = wire.reply(
+        wire.chat_answer("a"), set_cookie="engine=1", x_internal="10.0.0.1:8000", server="uvicorn"
+    )
+    engine.script(reply)
+    with Caller(gateway) as caller:
+        headers = caller.ask(app, ask()).headers
+    assert not {"set-cookie", "x-internal", "server"} & set(headers)
+    assert headers["x-request-id"]
