@@ -50,7 +50,7 @@ bench: $(VENV)/dev ## CPU per call and per token, peers measured in the same run
 	@exec $(BIN)/python -m bench $(ARGS)
 
 vllm: $(VENV)/core
-	@exec $(BIN)/python -m engine.vllm
+	@$(BIN)/tollgate engines checkpoints >/dev/null
 
 clean: ## remove the environments (not .tollgate, which holds data)
 	rm -rf $(VENV) .venvs

@@ -16,6 +16,7 @@ GROUPS = {
     "apps": "tollgate.commands.apps",
     "keys": "tollgate.commands.keys",
     "models": "tollgate.commands.models",
+    "engines": "tollgate.commands.engines",
     "ledger": "tollgate.commands.ledger",
     "prices": "tollgate.commands.prices",
 }

@@ -1,4 +1,4 @@
-"""Whether servers and engines that were named by address can be used: asked before anything is started."""
+"""Whether servers that were named by address can be used: asked before anything is started."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from engine.errors import InvalidSetting
-from engine.registry import split_engine_url
 from tollgate.errors import Unreachable
 
 ANSWER_SECONDS = 5.0
@@ -53,7 +52,10 @@ def check_valkey(variable: str, url: str) -> None:
     try:
         with contextlib.closing(
             redis.Redis.from_url(
-                url, socket_connect_timeout=ANSWER_SECONDS, socket_timeout=ANSWER_SECONDS, retry=None
+                url,
+                socket_connect_timeout=ANSWER_SECONDS,
+                socket_timeout=ANSWER_SECONDS,
+                retry=Retry(NoBackoff(), 0),
             )
         ) as client:
             client.ping()
@@ -62,43 +64,6 @@ def check_valkey(variable: str, url: str) -> None:
             f"Valkey at {place(url)} ({variable}) cannot be used: {_reason(error)}; "
             "start that server or correct the address."
         ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What an engine says of itself. context_length in tokens, None where it does not say."""
-
-    base: str
-    models: tuple[str, ...]
-    context_length: int | None
-
-
-def ask_engine(url: str) -> EngineFacts:
-    """List an engine's models; Unreachable with one sentence when it gives no list."""
-    base = engine_base(url)
-    status, answer = http_json("GET", f"{base}/v1/models")
-    entries = answer.get("data") if isinstance(answer, dict) else None
-    if status is None:
-        raise Unreachable(
-            f"The engine at {base} does not answer ({answer}); start it or correct --engine-url."
-        )
-    if status != 200 or not isinstance(entries, list):
-        raise Unreachable(
-            f"The engine at {base} answers {base}/v1/models with status {status}, not with a list of models; "
-            "give --engine-url the address of an OpenAI-compatible engine."
-        )
-    listed = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
-    lengths = [entry["max_model_len"] for entry in listed if isinstance(entry.get("max_model_len"), int)]
-    return EngineFacts(base, tuple(entry["id"] for entry in listed), min(lengths, default=None))
-
-
-def engine_base(url: str) -> str:
-    """An engine's address without a trailing slash and without /v1; Unreachable when it is none."""
-    try:
-        host, port, path = split_engine_url(url if "//" in url else f"http://{url}")
-    except InvalidSetting as error:
-        raise Unreachable(f"--engine-url {place(url)}: {error}") from None
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
 
 
 def http_json(

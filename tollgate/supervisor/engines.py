@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine import light
 from engine.catalogue import Pool
-from engine.errors import EngineCannotStart
-from engine.registry import ENDPOINTS, Kind
-from tollgate.errors import ServerFailed, TollgateError
-from tollgate.supervisor.checks import EngineFacts, ask_engine, http_json, place
+from engine.errors import EngineCannotStart, EngineError
+from engine.probe import probe
+from tollgate.errors import ServerFailed, TollgateError, Unreachable
+from tollgate.supervisor.checks import http_json
 from tollgate.supervisor.options import Options
 from tollgate.supervisor.part import Part, Tier
 from tollgate.supervisor.ports import LOOPBACK, require_free
 from tollgate.supervisor.process import Command
 
-ABSENT = {404, 405, 501}  # how engines say that they do not have an endpoint
 GIVEN_SLOTS = 64  # of an engine that runs already, unless --slots says otherwise
 # What one answer may be at most when the caller sets no limit: a quarter of the context, within these bounds.
 SMALLEST_OUTPUT = 256
@@ -35,14 +35,14 @@ class Engines:
     describe: str
 
 
-def choose(options: Options, progress: Callable[[str], None]) -> Engines:
+async def choose(options: Options, progress: Callable[[str], None]) -> Engines:
     """The engines that the options name; asks those that run already, makes what others need."""
     if options.engine_urls:
-        return _given(options)
+        return await _given(options)
     if options.engine == "vllm":
         from tollgate.supervisor.vllm import vllm_engines  # which needs this module
 
-        return vllm_engines(options, progress)
+        return await asyncio.to_thread(vllm_engines, options, progress)
     return _light(options)
 
 
@@ -96,57 +96,34 @@ def require_engine_ports(options: Options, engines: Engines) -> None:
         require_free(options.engine_port + number, what=part.name, option="--engine-port")
 
 
-def _given(options: Options) -> Engines:
-    facts = [ask_engine(url) for url in options.engine_urls]
-    if len({one.base for one in facts}) < len(facts):
-        raise TollgateError("The same address is given twice with --engine-url; name each replica once.")
-    name = options.model or _only_model(facts)
-    for one in facts:
-        if name not in one.models:
+async def _given(options: Options) -> Engines:
+    try:
+        facts = [await probe(_with_scheme(url), options.model) for url in options.engine_urls]
+    except EngineError as error:
+        raise Unreachable(f"--engine-url: {error}") from error
+    first = facts[0]
+    for one in facts[1:]:
+        if one.engine_model != first.engine_model:
             raise TollgateError(
-                f"The engine at {place(one.base)} does not serve '{name}' but {_listed(one.models)}; "
-                "correct --model or --engine-url."
+                f"The engines serve different models, '{first.engine_model}' and '{one.engine_model}': "
+                "say which one with --model."
             )
-    context_length = min(
-        (one.context_length for one in facts if one.context_length is not None), default=None
-    )
+    if not first.endpoints:
+        raise TollgateError(
+            f"The engine at {first.host}:{first.port} has no endpoint that Tollgate passes on."
+        )
+    context_length = min((one.context_length for one in facts if one.context_length), default=None)
     pool = Pool(
-        model=name,
-        engine_urls=[one.base for one in facts],
-        kind=_kind(facts[0].base),
-        slots=options.slots or GIVEN_SLOTS,
+        model=first.engine_model,
+        engine_urls=[one.url for one in facts],
+        kind=first.kind,
+        slots=options.slots or min(one.slots or GIVEN_SLOTS for one in facts),
         context_length=context_length,
         default_max_output=output_limit(context_length),
-        endpoints=endpoints_of(facts[0].base),
+        endpoints=sorted(frozenset.intersection(*(one.endpoints for one in facts))),
     )
     return Engines(parts=(), pool=pool, describe="engine that runs already")
 
 
-def _only_model(facts: Sequence[EngineFacts]) -> str:
-    common = set(facts[0].models).intersection(*(one.models for one in facts))
-    if len(common) != 1:
-        raise TollgateError(
-            f"The engines serve {_listed(tuple(sorted(common)))} in common; say which one with --model NAME."
-        )
-    return common.pop()
-
-
-def endpoints_of(base: str) -> tuple[str, ...]:
-    """Which endpoints an engine has: an empty body is refused by those it has, and costs nothing."""
-    found = tuple(
-        endpoint
-        for endpoint in ENDPOINTS
-        if http_json("POST", f"{base}/v1/{endpoint}", body={})[0] not in {None, *ABSENT}
-    )
-    if not found:
-        raise TollgateError(f"The engine at {place(base)} has none of the endpoints {_listed(ENDPOINTS)}.")
-    return found
-
-
-def _kind(base: str) -> Kind:
-    status, answer = http_json("GET", f"{base}/version")
-    return "vllm" if status == 200 and isinstance(answer, dict) and "version" in answer else "openai"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names) if names else "no model"
+def _with_scheme(url: str) -> str:
+    return url if "://" in url else f"http://{url}"

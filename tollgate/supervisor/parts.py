@@ -111,7 +111,7 @@ def _api_part(
         name=name,
         tier=Tier.API,
         prepare=lambda: command,
-        ready_line=b"Uvicorn running on",
+        ready_line=b"Application startup complete",
         start_seconds=60,
         stop_seconds=options.grace + STOP_MARGIN_SECONDS,
     )

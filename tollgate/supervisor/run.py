@@ -110,7 +110,7 @@ class _Run:
         began = time.monotonic()
         options, display = self._options, self._display
         with display.step("checks"):
-            chosen = await asyncio.to_thread(engines.choose, options, display.progress)
+            chosen = await engines.choose(options, display.progress)
             engines.require_engine_ports(options, chosen)
             servers = await asyncio.to_thread(parts.server_parts, options, self._home)
         urls = servers.urls
