@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 import api.access.tables
 import engine.tables
 import ledger.tables
-from migrations.run import locked
+from migrations.steps import locked
 
 # Made by functions and by this file rather than described by the packages' tables.
 NOT_COMPARED = re.compile(r"schema_serves|(usage|attempts|transfers)_\d{4}_\d{2}")

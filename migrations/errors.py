@@ -29,6 +29,10 @@ class MigrationBlocked(MigrationError):
     """Another session held a table for longer than a migration may keep everyone else waiting."""
 
 
+class MigrationFailed(MigrationError):
+    """Postgres refused a statement of a migration, or went away; the steps before it stay."""
+
+
 class MigrationBusy(MigrationError):
     """Another starter is migrating and did not end in time."""
 

@@ -35,6 +35,15 @@ def heads(versions: Path = VERSIONS) -> list[str]:
     return sorted(set(graph) - built_on)
 
 
+def line(versions: Path = VERSIONS) -> list[str]:
+    """From the first revision to the head: one line of descent. Raises SeveralHeads."""
+    graph = parents(versions)
+    found = [head(versions)]
+    while graph[found[-1]]:
+        found.append(graph[found[-1]][0])
+    return found[::-1]
+
+
 def head(versions: Path = VERSIONS) -> str:
     """The newest revision. Raises SeveralHeads."""
     found = heads(versions)

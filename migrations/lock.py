@@ -11,6 +11,8 @@ from migrations.errors import MigrationBusy
 
 LOCK_KEY = 0x746F_6C6C  # "toll"
 POLL_SECONDS = 0.2
+WAIT_SECONDS = 600.0  # for another starter's migration
+LOCK_TIMEOUT_MS = 5000  # the longest that a migration makes others wait for a table
 
 
 @contextmanager

@@ -4,30 +4,22 @@ Faces: `upgrade(database_url)`, `check(database_url)`, `heads()`.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import Connection, create_engine
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import StaticPool
 
 from migrations import graph
-from migrations.check import check, compare, connect
+from migrations.check import check, compare, connect, database_revisions
 from migrations.errors import MigrationBlocked, PostgresTooOld, SchemaBehind
 from migrations.graph import heads
 from migrations.indexes import drop_invalid_indexes, require_valid_indexes
-from migrations.lock import migration_lock
+from migrations.lock import LOCK_TIMEOUT_MS, WAIT_SECONDS, migration_lock
 
-__all__ = ["check", "heads", "locked", "upgrade"]
+__all__ = ["check", "heads", "upgrade"]
 
 HERE = Path(__file__).parent
 OLDEST_POSTGRES = 150000  # UNIQUE NULLS NOT DISTINCT
-WAIT_SECONDS = 600.0  # for another starter's migration
-LOCK_TIMEOUT_MS = 5000  # the longest that a migration makes others wait for a table
 ATTEMPTS = 3
 PAUSE_SECONDS = 5.0  # between attempts, so that what queued behind the first gets through
 
@@ -55,22 +47,23 @@ def upgrade(
             require_valid_indexes(connection)
             _ensure_months(connection)
             return []
-    applied: list[str] = []
     with migration_lock(
         database_url,
         wait_seconds=wait_seconds,
         lock_timeout_ms=lock_timeout_ms,
         on_wait=lambda: say("Another starter is migrating the database: waiting for it."),
     ) as connection:
+        before = database_revisions(connection)
         for attempt in range(1, attempts + 1):
             try:
                 if not _is_current(connection, versions):
                     drop_invalid_indexes(connection)
-                    applied += _run(connection, scripts)
+                    # Alembic is loaded by who migrates, not by all who check.
+                    from migrations.steps import run_steps
+
+                    run_steps(connection, scripts)
                 break
-            except (DBAPIError, psycopg.errors.LockNotAvailable) as error:
-                if not _is_lock_timeout(error):
-                    raise
+            except psycopg.errors.LockNotAvailable as error:
                 blockers = _longest_sessions(connection)
                 if attempt == attempts:
                     raise MigrationBlocked(
@@ -82,62 +75,8 @@ def upgrade(
                 time.sleep(pause_seconds)
         require_valid_indexes(connection)
         _ensure_months(connection)
-    return applied
-
-
-@contextmanager
-def locked(database_url: str, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> Iterator[Connection]:
-    """A SQLAlchemy connection that holds the migration lock: for `alembic` run by hand."""
-    with (
-        migration_lock(
-            database_url, wait_seconds=WAIT_SECONDS, lock_timeout_ms=lock_timeout_ms
-        ) as connection,
-        _sqlalchemy(connection) as wrapped,
-    ):
-        yield wrapped
-
-
-@contextmanager
-def _sqlalchemy(connection: psycopg.Connection[tuple[object, ...]]) -> Iterator[Connection]:
-    """The same session for Alembic, so that lock and work live and die together."""
-    connection.autocommit = False
-    engine = create_engine("postgresql+psycopg://", creator=lambda: connection, poolclass=StaticPool)
-    try:
-        with engine.connect() as wrapped:
-            yield wrapped
-    finally:
-        if not connection.closed:
-            connection.rollback()
-            connection.autocommit = True
-
-
-def _run(connection: psycopg.Connection[tuple[object, ...]], scripts: Path) -> list[str]:
-    before = _stamped(connection)
-    config = Config()
-    config.set_main_option("script_location", str(scripts).replace("%", "%%"))
-    with _sqlalchemy(connection) as wrapped:
-        config.attributes["connection"] = wrapped
-        command.upgrade(config, "head")
-    order = _in_order(scripts / "versions")
-    done = order.index(before) + 1 if before else 0
-    return order[done:]
-
-
-def _in_order(versions: Path) -> list[str]:
-    """From the first revision to the head: one line of descent, as two heads are refused."""
-    graph_of = graph.parents(versions)
-    line = [graph.head(versions)]
-    while graph_of[line[-1]]:
-        line.append(graph_of[line[-1]][0])
-    return line[::-1]
-
-
-def _stamped(connection: psycopg.Connection[tuple[object, ...]]) -> str | None:
-    row = connection.execute("SELECT to_regclass('alembic_version') IS NOT NULL").fetchone()
-    if row is None or not row[0]:
-        return None
-    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    return None if row is None else str(row[0])
+    line = graph.line(versions)
+    return line[line.index(before[0]) + 1 if before else 0 :]
 
 
 def _is_current(connection: psycopg.Connection[tuple[object, ...]], versions: Path) -> bool:
@@ -165,11 +104,6 @@ def _ensure_months(connection: psycopg.Connection[tuple[object, ...]]) -> None:
             "SELECT ensure_month((now() AT TIME ZONE 'UTC' + ahead * INTERVAL '1 month')::date) "
             "FROM generate_series(0, 2) AS ahead"
         )
-
-
-def _is_lock_timeout(error: Exception) -> bool:
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return isinstance(cause, psycopg.errors.LockNotAvailable)
 
 
 def _longest_sessions(connection: psycopg.Connection[tuple[object, ...]]) -> str:

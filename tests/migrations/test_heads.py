@@ -8,7 +8,8 @@ from alembic.script import ScriptDirectory
 from migrations import graph
 from migrations.check import check
 from migrations.errors import SeveralHeads
-from migrations.run import HERE, heads, locked, upgrade
+from migrations.run import HERE, heads, upgrade
+from migrations.steps import locked
 from tests.migrations.conftest import Tree, revision
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from migrations import graph
 from migrations.check import check
-from migrations.errors import DatabaseUnreachable, MigrationBusy, SchemaAhead, SchemaBehind
+from migrations.errors import DatabaseUnreachable, MigrationBusy, MigrationFailed, SchemaAhead, SchemaBehind
 from migrations.lock import migration_lock
 from migrations.run import upgrade
 from tests.migrations.conftest import Tree, ask, revision
@@ -74,6 +74,17 @@ def test_a_migration_killed_half_way_leaves_whole_steps_and_its_rerun_succeeds(
     assert upgrade(empty, scripts=tree.scripts) == ["9001"]
     assert revision(empty) == "9001"
     assert ask(empty, "SELECT to_regclass('ix_half_way')::text") == [("ix_half_way",)]
+
+
+def test_a_migration_that_postgres_refuses_is_one_sentence_and_leaves_whole_steps(
+    tree: Tree, empty: str
+) -> None:
+    tree.add("9001", 'op.execute("CREATE TABLE whole ()")')
+    tree.add("9002", 'op.execute("CREATE TABLE half ()")', 'op.execute("CREATE TABLE whole ()")')
+    with pytest.raises(MigrationFailed, match=r'^A migration failed \(relation "whole" already exists\)'):
+        upgrade(empty, scripts=tree.scripts)
+    assert revision(empty) == "9001"
+    assert ask(empty, "SELECT to_regclass('whole')::text, to_regclass('half')::text") == [("whole", None)]
 
 
 def test_an_index_left_invalid_by_a_killed_build_is_built_anew(tree: Tree, empty: str) -> None:
