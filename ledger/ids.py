@@ -97,6 +97,6 @@ def month_of(id: str) -> tuple[int, int]:
     """
     try:
         when = datetime.fromtimestamp(time_ms(id) // 1000, UTC)
-    except (OverflowError, OSError) as error:
+    except (OverflowError, OSError, ValueError) as error:
         raise ValueError(f"{id} carries no time") from error
     return when.year, when.month

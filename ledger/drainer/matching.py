@@ -159,6 +159,8 @@ class Matcher:
                     self._frame(writer, file, piece, items)
                 if len(items) >= limit:
                     return
+        except FileNotFoundError:
+            gone, reader = True, None  # its writer never used it and took it away
         except OSError as error:
             if not file.failing:
                 log.error("journal file %s cannot be read: %s", file.text, error.strerror)
@@ -168,7 +170,8 @@ class Matcher:
         if gone:
             file.read_out = True
             file.reader = None
-            reader.close()
+            if reader is not None:
+                reader.close()
             if all(other.read_out for other in writer.files):
                 writer.read_out_at = self._listings
 

@@ -6,7 +6,6 @@ up is damage: a torn tail is dropped, and a hole (a page that never reached the 
 is stepped over if whole frames follow it.
 """
 
-import contextlib
 import fcntl
 import os
 import re
@@ -47,14 +46,13 @@ class Damage(NamedTuple):
 class JournalFile:
     """One file, read from its start. `position` is the end of the last frame given out."""
 
-    __slots__ = ("_fd", "_owner_gone", "at_end", "name", "path", "position", "size")
+    __slots__ = ("_fd", "_owner_gone", "name", "path", "position", "size")
 
     def __init__(self, path: Path) -> None:
         """Raises ValueError for a name that is no journal's, OSError when it cannot be opened."""
         self.path = path
         self.name = SegmentName.parse(path.name)
         self.position = 0
-        self.at_end = False  # nothing whole was left to read the last time
         self._owner_gone = False
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.size = os.fstat(self._fd).st_size
@@ -67,12 +65,10 @@ class JournalFile:
             except BlockingIOError:
                 return False
             self._owner_gone = True
-            self.at_end = False
         return True
 
     def read(self) -> Iterator[Frame | Damage]:
-        """Frames from `position` on, as far as they are whole now. Sets `at_end` when it has given out
-        all."""
+        """Frames from `position` on, as far as they are whole now."""
         while True:
             chunk = os.pread(self._fd, CHUNK_BYTES, self.position)
             found = 0
@@ -84,7 +80,6 @@ class JournalFile:
                 continue
             damage = self._damage(chunk) if self._owner_gone else None
             if damage is None:
-                self.at_end = True
                 return
             self.position = damage.end
             yield damage
@@ -126,9 +121,3 @@ class JournalFile:
     def close(self) -> None:
         """Let go of the file, and of its lock when it was had."""
         os.close(self._fd)
-
-    def delete(self) -> None:
-        """Remove a file that nobody needs any more."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-        self.close()

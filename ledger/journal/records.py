@@ -138,7 +138,7 @@ def decode(payload: bytes) -> Record:
             fields[8] = int(fields[8])
             fields[13] = [Attempt._make(attempt) for attempt in fields[13]]
             return CloseRecord._make(fields)
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise UnreadableRecord(f"record does not have the fields of version {VERSION}: {error}") from error
     raise UnreadableRecord(f"record kind {payload[:1]!r} is unknown")
 

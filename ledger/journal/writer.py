@@ -24,7 +24,8 @@ from ledger.journal.segments import Segment, SegmentName, create
 SEGMENT_BYTES = 8 << 20
 SYNC_SECONDS = 0.05
 CLOSE_ROOM = 2048  # bytes reserved for each open call's close, frame header included
-RETRY_SECONDS = 0.25  # between two tries to get room on a full or failing disk
+RETRY_SECONDS = 0.25  # between two tries to get room on a full disk
+FAILING_SECONDS = 5.0  # the longest pause before another file is tried on a disk that fails again and again
 
 _CLOSE_LIMIT = CLOSE_ROOM - HEADER_BYTES
 _STOPPING = "This process is stopping and takes no more calls."
@@ -32,6 +33,8 @@ _STOPPING = "This process is stopping and takes no more calls."
 Then: TypeAlias = Callable[[], None]
 # (frames, then, failed, call id, where). Without `failed` it must be written, if need be elsewhere and later.
 _Entry: TypeAlias = tuple[bytes, Then, Then | None, str, Segment]
+
+_Failures: TypeAlias = list[tuple[Segment, OSError]]
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +71,14 @@ class Journal:
         self._flush_planned = False
         self._rehouse_timer: asyncio.TimerHandle | None = None
         self._sync_planned = False
-        self._sync_running: asyncio.Future[list[Segment]] | None = None
+        self._sync_running: asyncio.Future[_Failures] | None = None
         self._spare: Segment | None = None
         self._spare_coming: asyncio.Future[Segment] | None = None
         self._spare_after = 0.0  # loop time before which no spare is ordered
         self._full_until = 0.0  # loop time before which no new segment is tried
         self._full_reason = ""
+        self._broke_at = -1e9  # loop time of the last segment that failed
+        self._failing_pause = 0.0
         self._stopped = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         try:
@@ -222,12 +227,28 @@ class Journal:
         else:
             raise error
 
+    def _broke(self, segment: Segment, error: OSError) -> None:
+        """Nothing more goes to this file. The next one is tried at once, later ones with growing pauses."""
+        log.error("journal cannot be written: %s (%s)", error.strerror, segment.path)
+        segment.broken = True
+        now = self._loop.time()
+        if now - self._broke_at > 2 * FAILING_SECONDS:
+            self._failing_pause = 0.0
+        else:
+            self._failing_pause = min(max(2 * self._failing_pause, RETRY_SECONDS), FAILING_SECONDS)
+            self._full_until = now + self._failing_pause
+            self._full_reason = f"The journal cannot be written ({error.strerror})."
+        self._broke_at = now
+
     def _release_if_done(self, segment: Segment) -> None:
         if segment is self._current or segment.calls or segment.queue or segment.syncing:
             return
         if segment.dirty and not segment.broken:
             return  # after the next sync
-        segment.release()
+        if segment.written:
+            segment.release()
+        else:
+            segment.discard()
         self._held.remove(segment)
 
     # Writing
@@ -254,8 +275,8 @@ class Journal:
             try:
                 segment.write()
             except OSError as error:
-                log.error("journal cannot be written: %s (%s)", error.strerror, segment.path)
-                segment.broken = lost = True
+                self._broke(segment, error)
+                lost = True
         if not self._sync_planned:
             self._sync_planned = True
             self._loop.call_later(self._sync_seconds, self._begin_sync)
@@ -333,16 +354,16 @@ class Journal:
         running.add_done_callback(lambda done: self._synced(done, dirty, waiting))
 
     def _synced(
-        self, running: "asyncio.Future[list[Segment]]", segments: list[Segment], waiting: list[_Entry]
+        self, running: "asyncio.Future[_Failures]", segments: list[Segment], waiting: list[_Entry]
     ) -> None:
         self._sync_running = None
-        bad = running.result()
-        for segment in bad:
-            segment.broken = True
+        failures = running.result()
+        for segment, error in failures:
+            self._broke(segment, error)
         for segment in segments:
             segment.syncing = False
             self._release_if_done(segment)
-        if bad:
+        if failures:
             self._failed([entry for entry in waiting if entry[4].broken])
             waiting = [entry for entry in waiting if not entry[4].broken]
         self._done(waiting)
@@ -351,13 +372,12 @@ class Journal:
             self._loop.call_later(self._sync_seconds, self._begin_sync)
 
 
-def _sync(segments: list[Segment]) -> list[Segment]:
+def _sync(segments: list[Segment]) -> _Failures:
     """In the thread. Gives back those that failed: what was not on disk before may never be."""
-    bad = []
+    failures = []
     for segment in segments:
         try:
             os.fdatasync(segment.fd)
         except OSError as error:
-            log.error("journal cannot be synced: %s (%s)", error.strerror, segment.path)
-            bad.append(segment)
-    return bad
+            failures.append((segment, error))
+    return failures

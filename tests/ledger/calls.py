@@ -60,7 +60,9 @@ def closed(call: OpenRecord, **fields: Any) -> CloseRecord:
 
 def attempt(call: OpenRecord, **fields: Any) -> Attempt:
     began = call.admitted_us + 1000
-    return Attempt("call", REPLICA, "completed", 200, 100, 10, 64, began, began + 890_000, None)._replace(**fields)
+    return Attempt("call", REPLICA, "completed", 200, 100, 10, 64, began, began + 890_000, None)._replace(
+        **fields
+    )
 
 
 def nothing() -> None:
