@@ -81,7 +81,8 @@ class Snapshot:
         """Begins to keep fresh, and waits for the first load, but not longer than wait_seconds."""
         self._task = asyncio.get_running_loop().create_task(self._keep_fresh(), name="snapshot")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._loaded.wait(), wait_seconds)
+            async with asyncio.timeout(wait_seconds):
+                await self._loaded.wait()
 
     async def stop(self) -> None:
         """Closes both connections. What was loaded stays readable."""
@@ -142,10 +143,13 @@ class Snapshot:
                     # Changes that come in a row are loaded together: at most half of the time goes into
                     # loads.
                     await asyncio.sleep(min(GROUP_MAX, self._load_seconds))
-                    await asyncio.wait_for(self._load(connection), LOAD_SECONDS)
+                    async with asyncio.timeout(LOAD_SECONDS):
+                        await self._load(connection)
                     continue
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+                    # Not wait_for: in Python 3.11 it can swallow the cancellation that stop() sends.
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await self._wake.wait()
                     continue
                 writes = await connection.fetchval(WRITES, list(PARTS))
                 self._fresh_at = time.monotonic()
@@ -180,6 +184,7 @@ class Snapshot:
         self.loaded_at = time.time()
         if not self.connected:
             self.connected = True
+            self._lookup.database_is_back()
             models, keys = len(self.registry.models), len(self.directory.accesses)
             log.info("snapshot: connected, %d models, %d keys", models, keys)
         self._loaded.set()

@@ -50,6 +50,10 @@ class KeyLookup:
         # One caller that leaves must not take the answer from the others who wait for it.
         return await asyncio.shield(future)
 
+    def database_is_back(self) -> None:
+        """Somebody else has reached it: the next key is asked for at once."""
+        self._rest_until = 0.0
+
     async def stop(self) -> None:
         """Ends what is still being asked and closes the connection."""
         for task in list(self._asking):

@@ -41,7 +41,7 @@ class ServedApp:
 def served_app(
     database_url: str, health: Callable[[], dict[str, Any]] = dict, wait_seconds: float = 10.0
 ) -> Iterator[ServedApp]:
-    """Serves until the block ends. wait_seconds: how long the start may wait for the snapshot's first load."""
+    """Serves until the block ends. wait_seconds: how long the start may wait for the first load."""
     snapshot = Snapshot(database_url)
     app = create_app(snapshot=snapshot, database_url=database_url, health=health)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
