@@ -130,7 +130,7 @@ def _start(settings: LightSettings) -> _Server:
     except RuntimeError as error:
         raise EngineCannotStart(
             f"The light engine could not load {settings.model_file} with {settings.slots} slots of"
-            f" {settings.context} tokens: the lines above say why."
+            f" {settings.context} tokens: its own lines beside this one say why."
         ) from error
     return server
 

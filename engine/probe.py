@@ -211,7 +211,7 @@ async def _vllm_facts(url: str, entry: dict[str, Any], within: float) -> _Abilit
     ]
     return _Abilities(
         kind="vllm",
-        endpoints=frozenset(present),
+        endpoints=frozenset(present) or await _endpoints_by_empty_body(url, ENDPOINTS, within),
         context_length=_positive(entry.get("max_model_len")),
         has_tokenize=(await ask(url, "GET", "/tokenize", within=within)).status == 405,
         version=str(version) if version else None,
