@@ -67,7 +67,7 @@ async def serve(settings: Settings) -> None:
         return {
             "snapshot": snapshot.connected,
             "limits": limits_client.connected,
-            "journal": journal.failing is None,
+            "journal": not journal.full_reason,
         }
 
     server = uvicorn.Server(

@@ -7,7 +7,7 @@ An `Upstream` keeps the connections to one address. A call hands it whole reques
 
 import asyncio
 import socket
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
@@ -113,8 +113,11 @@ class Upstream:
             raise
         if exchange.over:
             connection.rest()
-        else:
+            return
+        try:
             connection.begin(exchange, request)
+        except OSError:
+            connection.fail("the engine closed the connection")
 
     def _lost(self, exchange: Exchange, reason: str, sent: bool) -> None:
         if not exchange.over:
@@ -149,8 +152,7 @@ class Connection(asyncio.Protocol):
         self.closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self.parser = httptools.HttpResponseParser(self)
         self.headers: list[tuple[bytes, bytes]] = []
         self.interim = self.headed = self.until_eof = False

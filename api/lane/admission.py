@@ -182,7 +182,7 @@ def _serve(call: Call, answer: bytes) -> None:
         call.journal_failed()
         return
     call.closed = True
-    call.give_back()
+    call.lane.limiter.settle(call.id, spent=0, tokens=0)
 
 
 def _send(call: Call, ready: bytes) -> None:

@@ -91,7 +91,8 @@ class Call:
         self.first_byte_us: int | None = None
         self.cache_key: bytes | None = None
         self.cache_state = "off"
-        self.extra = b""  # header lines for the caller that came up on the way
+        # Header lines that come up on the way; Anthropic's clients know the id by another name.
+        self.extra = b"request-id: %b\r\n" % self.id.encode() if dialect.anthropic else b""
         self.request: tuple[str, bytes] = ("", b"")
         self.heard_at = lane.loop.time()
         self.admitted_us = 0
@@ -330,7 +331,8 @@ class Call:
             self.fail("shutdown", Unavailable("The gateway is shutting down; call again.", "shutting_down"))
 
     def give_back(self) -> None:
-        self.lane.limiter.settle(self.id, spent=0, tokens=0)
+        """The call comes to nothing before it began: it counts against no limit."""
+        self.lane.limiter.withdraw(self.id)
 
     def broken(self) -> None:
         """A fault of ours: logged, booked as one, told without detail."""
@@ -409,7 +411,8 @@ class Call:
         return CloseRecord(
             self.id, outcome, status, usage.prompt, usage.cached, usage.completion, usage.reasoning, source,
             spent, time.time_ns() // 1000, self.first_byte_us,
-            self.replica.id if self.replica is not None else None, self.version.id, self.attempts, flags, code,
+            self.replica.id if self.replica is not None else None, self.version.id, self.attempts, flags,
+            code,
         )  # fmt: skip
 
 

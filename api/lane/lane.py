@@ -86,7 +86,10 @@ class Lane:
             if call.on_engine and call.heard_at < (between if call.head_sent else first)
         ]
         for call in late:
-            call.timed_out()
+            try:
+                call.timed_out()
+            except Exception:
+                self.log.exception("call %s met a fault at its end", call.id)
         oldest = now - KEEP_ALIVE_SECONDS
         for connection in [connection for connection, since in self.idle.items() if since < oldest]:
             connection.close_idle()
@@ -101,7 +104,10 @@ class Lane:
 
     def _end_calls(self) -> None:
         for call in list(self.in_flight):
-            call.shut_down()
+            try:
+                call.shut_down()
+            except Exception:
+                self.log.exception("call %s met a fault at its end", call.id)
 
     async def stop(self) -> None:
         """After the server has closed its connections: nothing of a call may be left open."""

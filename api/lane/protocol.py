@@ -18,6 +18,8 @@ from api.lane.call import Call
 from api.lane.dialects import BY_PATH, Dialect
 from api.lane.lane import BODY_BYTES_MAX, Lane
 
+LINGER_SECONDS = 5.0
+
 
 class LaneProtocol(HttpToolsProtocol):
     """One caller's connection. `lane` is set by `bound_to`."""
@@ -81,6 +83,8 @@ class LaneProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
+        if self.refused:
+            return
         if type(cycle) is Call:
             cycle.pieces.append(body)
             cycle.size += len(body)
@@ -200,7 +204,12 @@ class LaneProtocol(HttpToolsProtocol):
         self.refused = True
         body = reply.error_body(error, dialect, request_id)
         self.write(reply.json_reply(self.lane.common, error.status, body, request_id, b"", keep_alive=False))
-        self.transport.close()
+        # A close with unread input would reset the connection, and the refusal would never be read: what
+        # the caller is still sending is read and dropped for a while.
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 def lane_path(url: bytes) -> Dialect | None:

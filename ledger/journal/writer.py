@@ -136,6 +136,11 @@ class Journal:
     def open_calls(self) -> int:
         return len(self._calls)
 
+    @property
+    def full_reason(self) -> str:
+        """Why no call could be opened at the last try; empty when all is well."""
+        return self._full_reason
+
     async def stop(self) -> None:
         """Write and sync what was handed in, then let the drainer have all files.
 
