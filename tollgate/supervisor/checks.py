@@ -24,7 +24,7 @@ VALKEY_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 
 def check_database(url: str) -> None:
     """Connect once; Unreachable with one sentence when that fails."""
-    if urlsplit(url).scheme not in {"postgresql", "postgres"}:
+    if _scheme(url) not in {"postgresql", "postgres"}:
         raise Unreachable(
             "DATABASE_URL is no PostgreSQL address; it must look like postgresql://USER:PASSWORD@HOST:PORT/DATABASE."
         )
@@ -45,7 +45,7 @@ def check_database(url: str) -> None:
 
 def check_valkey(variable: str, url: str) -> None:
     """Ask once for PONG; Unreachable with one sentence when that fails."""
-    if urlsplit(url).scheme not in VALKEY_SCHEMES:
+    if _scheme(url) not in VALKEY_SCHEMES:
         raise Unreachable(
             f"{variable} is no Valkey address; it must look like redis://:PASSWORD@HOST:PORT/0."
         )
@@ -100,6 +100,13 @@ def place(url: str) -> str:
         return f"{parts.hostname or '?'}:{parts.port}" if parts.port else parts.hostname or "?"
     except ValueError:
         return "?"
+
+
+def _scheme(url: str) -> str:
+    try:
+        return urlsplit(url).scheme
+    except ValueError:
+        return ""
 
 
 def _parsed(body: bytes) -> Any:
