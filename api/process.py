@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import resource
+import signal
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -34,12 +36,23 @@ AFTER_LANE_SECONDS = 2.0
 log = logging.getLogger("api")
 
 
+class Server(uvicorn.Server):
+    """uvicorn's server without its habit of killing the process by the signal that ended it: the journal is
+    synced after the last connection closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises what keeps it from starting (see `__main__`)."""
     raise_file_limit()
     check(settings.database_url)
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(settings))
+    uvloop.run(serve(settings))
 
 
 async def serve(settings: Settings) -> None:
@@ -70,7 +83,7 @@ async def serve(settings: Settings) -> None:
             "journal": not journal.full_reason,
         }
 
-    server = uvicorn.Server(
+    server = Server(
         uvicorn.Config(
             create_app(snapshot=snapshot, database_url=settings.database_url, health=health),
             host=settings.host,
