@@ -94,10 +94,15 @@ class ValkeyClient:
         connection = self._connection
         if connection is None or not self.connected:
             self._wait(packed, then)
-        elif len(connection.pending) >= self._max_pending or connection.clogged:
+            return
+        pending, out = connection.pending, connection.out
+        if len(pending) >= self._max_pending or connection.clogged:
             self.loop.call_soon(then, ValkeyNotSent(f"Too many calls wait for the {self._name} server."))
-        else:
-            connection.send(packed, then)
+            return
+        pending.append(then)
+        if not out:
+            self.loop.call_soon(connection.flush)
+        out.append(packed)
 
     def script(self, source: bytes) -> bytes:
         """Register a Lua script, which is loaded at each connect. Returns its sha for EVALSHA."""
@@ -273,7 +278,7 @@ class _Connection(asyncio.Protocol):
         self._loop, self._name, self._on_lost = loop, name, on_lost
         self._transport: asyncio.Transport | None = None
         self._reader = ReplyReader()
-        self._out: list[bytes] = []
+        self.out: list[bytes] = []
         self._answered = 0
         self._sent_at_ticks: deque[int] = deque(maxlen=TICKS)  # calls sent so far, as of the last ticks
         self.pending: deque[Then] = deque()
@@ -285,9 +290,9 @@ class _Connection(asyncio.Protocol):
             self._loop.call_soon(then, ValkeyNotSent(f"The {self._name} server is away."))
             return
         self.pending.append(then)
-        out = self._out
+        out = self.out
         if not out:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         out.append(packed)
 
     def tick(self) -> None:
@@ -307,8 +312,9 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
         self._end(reason or ValkeyUnavailable(f"The connection to the {self._name} server was closed."))
 
-    def _flush(self) -> None:
-        out, self._out = self._out, []
+    def flush(self) -> None:
+        """Write all that was sent during this turn of the loop, in one go."""
+        out, self.out = self.out, []
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -339,12 +345,13 @@ class _Connection(asyncio.Protocol):
             self.close(error)
             return
         pending = self.pending
+        next_then = pending.popleft
         if len(replies) > len(pending):
             self.close(BrokenReply("The server answered more than it was asked."))
             return
         self._answered += len(replies)
         for reply in replies:
-            then = pending.popleft()
+            then = next_then()
             try:
                 then(reply)
             except Exception:

@@ -42,7 +42,7 @@ Then = Callable[[Decision], None]
 class Limiter:
     """One process's way to the limits server. Parts of it run in callbacks; none raises to its caller.
 
-    open: calls that were admitted and not settled yet, by id.
+    open: calls that were admitted and not settled yet, by id. settling: settlements on their way.
     """
 
     def __init__(
@@ -66,9 +66,10 @@ class Limiter:
         self._plans: dict[str, Plan] = {}
         self._user_plans: dict[tuple[str, str], Plan] = {}
         self._unsettled: list[_Call] = []  # whose settlements the server has not got
-        self._settling = 0  # settlements on their way
+        self.settling = 0
         self._retry: asyncio.TimerHandle | None = None
-        self._all_settled: asyncio.Future[None] | None = None  # somebody waits for that
+        self.stopping = False
+        self._all_settled: asyncio.Future[None] = loop.create_future()  # watched when stopping
         self._said_refused = ""
         self._beat_seconds = lease_seconds / BEATS_PER_LEASE
         client.on_connected.append(self._hello)
@@ -101,15 +102,14 @@ class Limiter:
         counted them. Kept and sent again until the limits server has it.
         """
         call = self.open.pop(call_id, None)
-        if call is not None:
-            reserved = call.reservation
-            last = b"%b %b %d 0 %d" % (
-                call_id.encode(),
-                call.where,
-                tokens - reserved.tokens,
-                spent - reserved.hold,
-            )
-            self._send_settlement(call, last)
+        if call is None:
+            return
+        reserved = call.reservation
+        more_tokens, more_money = tokens - reserved.tokens, spent - reserved.hold
+        last = b"%b %b %d 0 %d" % (call_id.encode(), call.where, more_tokens, more_money)
+        call.last = packed = b"%b$%d\r\n%b\r\n" % (call.plan.settle, len(last), last)
+        self.settling += 1
+        self.client.send(packed, call.settled)
 
     def withdraw(self, call_id: str) -> None:
         """The call was admitted, but did not begin: it counts as if it had never been asked for."""
@@ -122,13 +122,13 @@ class Limiter:
     @property
     def unsettled(self) -> int:
         """Settlements that the limits server has not confirmed yet."""
-        return self._settling + len(self._unsettled)
+        return self.settling + len(self._unsettled)
 
     async def stop(self) -> None:
         """Wait a moment for the last settlements, then take leave. Open calls keep what they hold."""
         self._resend()
         if self.unsettled:
-            self._all_settled = self._loop.create_future()
+            self.stopping = True
             await asyncio.wait([self._all_settled], timeout=STOP_SECONDS)
         self._beat.cancel()
         if self._retry is not None:
@@ -164,7 +164,7 @@ class Limiter:
         if isinstance(reply, bytes):
             fields = reply.split()
             if reply[0] == UNKNOWN and call.rounds < ROUNDS:
-                self._opening.park(call, *fields[1:4])
+                self._opening.park(call, fields[1], fields[2])
                 return
             if reply[0] == REFUSED or reply[0] == SHORT:
                 figures = fields[7:] if reply[0] == REFUSED else fields[5:]
@@ -183,18 +183,17 @@ class Limiter:
 
     def _send_settlement(self, call: "_Call", last: bytes) -> None:
         call.last = with_last(call.plan.settle, last)
-        self._settling += 1
+        self.settling += 1
         self.client.send(call.last, call.settled)
 
     def settled(self, call: "_Call", reply: Reply | ValkeyError) -> None:
-        """A settlement's reply; without one it is kept."""
-        self._settling -= 1
+        """A settlement's reply, when it is not the usual one; without one it is kept."""
         if type(reply) is int:
-            if self._all_settled is not None and not self.unsettled and not self._all_settled.done():
+            if not self.unsettled and not self._all_settled.done():
                 self._all_settled.set_result(None)
             return
         if isinstance(reply, ValkeyRefused) and reply.code == "NOSCRIPT":
-            self._settling += 1
+            self.settling += 1
             self.client.resend(call.last, call.settled)
             return
         self._say_refused(reply)
@@ -209,7 +208,7 @@ class Limiter:
         if self.client.connected:  # else the next connect sends them
             unsettled, self._unsettled = self._unsettled, []
             for call in unsettled:
-                self._settling += 1
+                self.settling += 1
                 self.client.send(call.last, call.settled)
 
     def _say_refused(self, reply: Reply | ValkeyError) -> None:
@@ -287,7 +286,10 @@ class _Call:
 
     def settled(self, reply: Reply | ValkeyError) -> None:
         """The settle script's reply."""
-        self.limiter.settled(self, reply)
+        limiter = self.limiter
+        limiter.settling -= 1
+        if type(reply) is not int or limiter.stopping:
+            limiter.settled(self, reply)
 
     def again(self) -> None:
         """Ask once more, now that the app is known."""

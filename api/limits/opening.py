@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import Protocol
 
 import asyncpg
@@ -53,8 +53,8 @@ class Opening:
         self._failed_at: dict[tuple[str, bytes], float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def park(self, call: Parked, subject: bytes, day: bytes, month: bytes) -> None:
-        """Keep the admission until its app (or end user, by `subject`) is known. day, month: the server's."""
+    def park(self, call: Parked, subject: bytes, now: bytes) -> None:
+        """Keep the admission until its app (or end user, by `subject`) is known. now: the server's, in s."""
         plan = call.plan
         name = (plan.app.id, plan.user if subject == b"user" else b"-")
         waiting = self._parked.get(name)
@@ -65,7 +65,9 @@ class Opening:
             call.give_up()
             return
         self._parked[name] = [call]
-        task = self._client.loop.create_task(self._open(name, plan, int(day), month.decode()))
+        task = self._client.loop.create_task(
+            self._open(name, plan, datetime.fromtimestamp(int(now), UTC).date())
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -75,12 +77,12 @@ class Opening:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _open(self, name: tuple[str, bytes], plan: Plan, day: int, month: str) -> None:
+    async def _open(self, name: tuple[str, bytes], plan: Plan, today: date) -> None:
         known = False
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._until_trusted()
-                await self._tell(name, plan, day, month)
+                await self._tell(name, plan, today)
             known = True
         except (NotKnown, TimeoutError):
             pass
@@ -108,7 +110,7 @@ class Opening:
             await asyncio.sleep(min(POLL_SECONDS, wait_ms / 1000))
             await self._census.call()
 
-    async def _tell(self, name: tuple[str, bytes], plan: Plan, day: int, month: str) -> None:
+    async def _tell(self, name: tuple[str, bytes], plan: Plan, today: date) -> None:
         app_id, user = name
         subject: Subject = "app" if user == b"-" else "end_user"
         pairs: list[bytes] = []
@@ -117,9 +119,9 @@ class Opening:
                 continue
             field, since = "total", None
             if budget.period == "day":
-                field, since = f"day:{day}", EPOCH + timedelta(days=day)
+                field, since = f"day:{(today - EPOCH).days}", today
             elif budget.period == "month":
-                field, since = f"month:{month}", datetime.strptime(month, "%Y%m").replace(tzinfo=UTC).date()
+                field, since = f"month:{today:%Y%m}", today.replace(day=1)
             end_user = None if subject == "app" else plan.end_user
             spent = await self._spent.spent_of(app_id, end_user, budget.currency, since)
             pairs += [field.encode(), b"%d" % spent]

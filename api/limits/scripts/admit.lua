@@ -7,243 +7,263 @@
 -- HINCRBY: as a double it is compared, never computed. Rounding to doubles keeps order, so two doubles that
 -- differ say which amount is larger; equal ones are compared by their digits.
 --
--- Replies: 'U subject day month'                          state unknown: open it first
+-- Replies: 'U subject time'                               state unknown: open it first; time in seconds
 --          'A where [limit left reset]...'                admitted; where: buckets and periods that count it
 --          'R what subject window limit used wait [...]'  refused; wait in whole seconds
---          'B subject period used amount'                 refused: the budget is short
-local owner, user, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+--          'B subject period used amount [...]'           refused: the budget is short
 local id, tokens_text, hold = string.match(ARGV[#ARGV], '^(%S+) (%d+) (%d+)$')
 local tokens = tonumber(tokens_text)
 local time = call('TIME')
 local now = tonumber(time[1])
 local exact_now = now + tonumber(time[2]) / 1000000
 local now_ms = floor(exact_now * 1000)
-local day = floor(now / 86400)
-local month = false
-
--- Civil month of a day since the epoch (H. Hinnant, chrono-compatible low-level date algorithms).
-local function month_of(days)
-  local z = days + 719468
-  local era = floor(z / 146097)
-  local doe = z - era * 146097
-  local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
-  local mp = floor((5 * (doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))) + 2) / 153)
-  local m = mp < 10 and mp + 3 or mp - 9
-  local y = yoe + era * 400 + (m <= 2 and 1 or 0)
-  return string.format('%04d%02d', y, m)
-end
-
-local function field_of(period)
-  if period == 1 then
-    return 'total'
-  elseif period == 2 then
-    return 'day:' .. day
-  end
-  month = month or month_of(day)
-  return 'month:' .. month
-end
-
--- When a full window has room again: seconds from now until `need` of what (1 requests, 2 tokens) has left.
-local function wait_for(ring, slots, width, place, at, what, need)
-  local all = call('GETRANGE', ring, place, place + slots * 16 - 1)
-  for b = at - slots + 1, at - 1 do
-    local i = b % slots * 16
-    if #all >= i + 16 then
-      local r, t = unpack(PAIR, all, i + 1)
-      need = need - (what == 1 and r or t)
-      if need <= 0 then
-        return (b + slots) * width - exact_now
-      end
-    end
-  end
-  return (at + slots) * width - exact_now
-end
-
-local function duration(seconds)
-  if seconds < 1 then
-    return math.ceil(seconds * 1000) .. 'ms'
-  end
-  local s = math.ceil(seconds)
-  if s < 60 then
-    return s .. 's'
-  elseif s < 3600 then
-    return floor(s / 60) .. 'm' .. s % 60 .. 's'
-  end
-  return floor(s / 3600) .. 'h' .. floor(s % 3600 / 60) .. 'm' .. s % 60 .. 's'
-end
-
--- 1. Where every subject stands.
-local state = call('GET', KEYS[1])
-if not state then
-  return { ok = 'U app ' .. day .. ' ' .. month_of(day) }
-end
-local subjects = 1
-local states, rings, slots, spents = { state }, { KEYS[2] }, { KEYS[4] }, { KEYS[5] }
-if #KEYS > 5 then
-  subjects = 2
-  states[2], rings[2], slots[2], spents[2] = call('GET', KEYS[6]) or EMPTY, KEYS[7], KEYS[8], KEYS[9]
-end
-local NAMES = { 'app', 'user' }
+local day, month = floor(now / 86400), '0'
+local subjects = #KEYS > 5 and 2 or 1
 local refusal, longest = false, -1
--- The window with the least left, for the headers: limit, left, reset.
-local limit_r, left_r, reset_r, limit_t, left_t, reset_t
+-- The window with the least left, for the headers: limit, left, reset; 1 requests, 2 tokens.
+local limit_1, left_1, reset_1, limit_2, left_2, reset_2
+local app, user = false, false -- states, unpacked
+local app_moved, user_moved = false, false
 
-local function refuse(what, subject, window, limit, used, wait)
-  if wait > longest then
-    longest = wait
-    refusal = 'R ' .. what .. ' ' .. NAMES[subject] .. ' ' .. window .. ' ' .. limit .. ' '
-      .. string.format('%.0f', used) .. ' ' .. math.max(1, math.ceil(wait))
-  end
-end
-
-local function check(subject, window, ring, slot_count, width, place, at, requests, used, max_r, max_t)
-  local reset = (at + slot_count) * width - exact_now
-  if max_r ~= '0' then
-    local left = tonumber(max_r) - requests
-    if left < 1 then
-      refuse('requests', subject, window, max_r, requests,
-        wait_for(ring, slot_count, width, place, at, 1, 1 - left))
-    end
-    if not left_r or left < left_r then
-      limit_r, left_r, reset_r = max_r, left, reset
-    end
-  end
-  if max_t ~= '0' then
-    local left = tonumber(max_t) - used
-    if left < tokens then
-      refuse('tokens', subject, window, max_t, used,
-        wait_for(ring, slot_count, width, place, at, 2, tokens - left))
-    end
-    if not left_t or left < left_t then
-      limit_t, left_t, reset_t = max_t, left, reset
-    end
-  end
-end
-
-local moved = {}
-local windows = {}
+-- 1. Windows and slots.
 for s = 1, subjects do
-  local base = 4 + (s - 1) * 8
-  local max_rm, max_tm, max_rd, max_td = ARGV[base], ARGV[base + 1], ARGV[base + 2], ARGV[base + 3]
-  local m, mr, mt, mcr, mct, d, dr, dt, dcr, dct = unpack(STATE, states[s])
-  local m_before, d_before = m, d
-  local by_minute, by_day = max_rm ~= '0' or max_tm ~= '0', max_rd ~= '0' or max_td ~= '0'
-  if by_minute then
-    m, mr, mt, mcr, mct = advance(rings[s], MINUTE_SLOTS, MINUTE_WIDTH, MINUTE_PLACE, now, m, mr, mt, mcr, mct)
-    check(s, 'minute', rings[s], MINUTE_SLOTS, MINUTE_WIDTH, MINUTE_PLACE, m, mr, mt, max_rm, max_tm)
+  local first = s == 1
+  local ring, slots, at = KEYS[2], KEYS[4], 4
+  local packed = call('GET', first and KEYS[1] or KEYS[6])
+  if not first then
+    ring, slots, at = KEYS[7], KEYS[8], 12
+    packed = packed or EMPTY
+  elseif not packed then
+    return { ok = 'U app ' .. time[1] }
   end
-  if by_day then
-    d, dr, dt, dcr, dct = advance(rings[s], DAY_SLOTS, DAY_WIDTH, DAY_PLACE, now, d, dr, dt, dcr, dct)
-    check(s, 'day', rings[s], DAY_SLOTS, DAY_WIDTH, DAY_PLACE, d, dr, dt, max_rd, max_td)
-  end
-  moved[s] = m ~= m_before or d ~= d_before
-  windows[s] = { by_minute, by_day, m, mr, mt, mcr, mct, d, dr, dt, dcr, dct }
-  local most = tonumber(ARGV[base + 4])
-  if most > 0 then
-    local held = call('ZCARD', slots[s])
-    if held >= most then
-      call('ZREMRANGEBYSCORE', slots[s], '-inf', now_ms)
-      held = call('ZCARD', slots[s])
-      if held >= most then
-        refuse('concurrency', s, 'none', most, held, 0)
+  local state = { unpack(STATE, packed) }
+  for w = 0, 1 do
+    local max_r, max_t = ARGV[at + 2 * w], ARGV[at + 2 * w + 1]
+    if max_r ~= '0' or max_t ~= '0' then
+      local size, width, place = MINUTE_SLOTS, MINUTE_WIDTH, MINUTE_PLACE
+      if w == 1 then
+        size, width, place = DAY_SLOTS, DAY_WIDTH, DAY_PLACE
+      end
+      local i = 5 * w
+      local last, bucket = state[i + 1], floor(now / width)
+      -- Move the window on. When the server's clock steps back, time stands still for the window.
+      if bucket > last then
+        if bucket - last >= size then
+          if last > 0 then
+            call('SETRANGE', ring, place, string.rep('\0', size * 16))
+          end
+          state[i + 2], state[i + 3] = 0, 0
+        else
+          call('SETRANGE', ring, place + last % size * 16, pack(PAIR, state[i + 4], state[i + 5]))
+          local all = call('GETRANGE', ring, place, place + size * 16 - 1)
+          for b = last + 1, bucket do
+            local o = b % size * 16
+            if #all >= o + 16 then
+              local r, t = unpack(PAIR, all, o + 1)
+              if r ~= 0 or t ~= 0 then
+                state[i + 2], state[i + 3] = state[i + 2] - r, state[i + 3] - t
+                call('SETRANGE', ring, place + o, pack(PAIR, 0, 0))
+              end
+            end
+          end
+        end
+        state[i + 1], state[i + 4], state[i + 5] = bucket, 0, 0
+        last = bucket
+        if first then
+          app_moved = true
+        else
+          user_moved = true
+        end
+      end
+      local reset = (last + size) * width - exact_now
+      for what = 1, 2 do
+        local most, needed = max_r, 1
+        if what == 2 then
+          most, needed = max_t, tokens
+        end
+        if most ~= '0' then
+          local left = tonumber(most) - state[i + 1 + what]
+          if left < needed then
+            -- When has enough left the window? Its buckets from the oldest on say.
+            local lacking, wait = needed - left, reset
+            local all = call('GETRANGE', ring, place, place + size * 16 - 1)
+            for b = last - size + 1, last - 1 do
+              local o = b % size * 16
+              if #all >= o + 16 then
+                local r, t = unpack(PAIR, all, o + 1)
+                lacking = lacking - (what == 1 and r or t)
+                if lacking <= 0 then
+                  wait = (b + size) * width - exact_now
+                  break
+                end
+              end
+            end
+            if wait > longest then
+              longest = wait
+              refusal = (what == 1 and 'R requests ' or 'R tokens ') .. (first and 'app ' or 'user ')
+                .. (w == 0 and 'minute ' or 'day ') .. most .. ' '
+                .. string.format('%.0f %.0f', state[i + 1 + what], math.max(1, math.ceil(wait)))
+            end
+          end
+          if what == 1 then
+            if not left_1 or left < left_1 then
+              limit_1, left_1, reset_1 = most, left, reset
+            end
+          elseif not left_2 or left < left_2 then
+            limit_2, left_2, reset_2 = most, left, reset
+          end
+        end
       end
     end
+  end
+  local most = ARGV[at + 4]
+  if most ~= '0' and call('ZCARD', slots) >= tonumber(most) then
+    call('ZREMRANGEBYSCORE', slots, '-inf', now_ms)
+    local held = call('ZCARD', slots)
+    if held >= tonumber(most) and longest < 0 then
+      longest = 0
+      refusal = 'R concurrency ' .. (first and 'app' or 'user') .. ' none ' .. most .. ' ' .. held .. ' 1'
+    end
+  end
+  if first then
+    app = state
+  else
+    user = state
   end
 end
 
 -- 2. Money, last of all checks: it is taken, and given back if it was too much.
-local taken = {}
-local function give_back()
-  for i = 1, #taken, 2 do
-    call('HINCRBY', taken[i], taken[i + 1], '-' .. hold)
+local taken = false
+for s = 1, hold == '0' and 0 or subjects do
+  local at, spent = 8, KEYS[5]
+  if s == 2 then
+    at, spent = 16, KEYS[9]
   end
-end
-for s = 1, subjects do
   for period = 1, 3 do
-    local amount = ARGV[8 + (s - 1) * 8 + period]
-    if amount ~= '-' and hold ~= '0' then
-      local field = field_of(period)
-      local short = false
+    local amount = ARGV[at + period]
+    if amount ~= '-' then
+      local field = 'total'
+      if period == 2 then
+        field = 'day:' .. day
+      elseif period == 3 then
+        if month == '0' then
+          -- Civil month of a day since the epoch (H. Hinnant, chrono-compatible low-level date algorithms).
+          local z = day + 719468
+          local era = floor(z / 146097)
+          local doe = z - era * 146097
+          local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+          local mp = floor((5 * (doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))) + 2) / 153)
+          local m = mp < 10 and mp + 3 or mp - 9
+          month = string.format('%04d%02d', yoe + era * 400 + (m <= 2 and 1 or 0), m)
+        end
+        field = 'month:' .. month
+      end
+      local short, unknown = false, false
       if refusal then
         -- Refused anyway: only which refusal is given depends on this, so a sum of doubles will do.
-        local used = call('HGET', spents[s], field)
+        local used = call('HGET', spent, field)
         short = used and amount ~= '~' and tonumber(used) + tonumber(hold) > tonumber(amount)
-      elseif call('HEXISTS', spents[s], field) == 0 then
-        give_back()
-        return { ok = 'U ' .. NAMES[s] .. ' ' .. day .. ' ' .. month_of(day) }
+      elseif call('HEXISTS', spent, field) == 0 then
+        unknown = true
       else
-        local used = call('HINCRBY', spents[s], field, hold)
-        taken[#taken + 1], taken[#taken + 2] = spents[s], field
+        local used = call('HINCRBY', spent, field, hold)
+        taken = taken or {}
+        taken[#taken + 1], taken[#taken + 2] = spent, field
         if amount ~= '~' then
           local most = tonumber(amount)
           short = used > most
           if used == most then
-            local digits = call('HGET', spents[s], field)
+            local digits = call('HGET', spent, field)
             short = #digits > #amount or (#digits == #amount and digits > amount)
           end
         end
       end
-      if short then
-        give_back()
-        local PERIODS = { 'total', 'day', 'month' }
-        refusal = 'B ' .. NAMES[s] .. ' ' .. PERIODS[period] .. ' '
-          .. call('HGET', spents[s], field) .. ' ' .. amount
-        taken = {}
+      if short or unknown then
+        for i = 1, taken and #taken or 0, 2 do
+          call('HINCRBY', taken[i], taken[i + 1], '-' .. hold)
+        end
+        if unknown then
+          refusal = 'U ' .. (s == 1 and 'app ' or 'user ') .. time[1]
+        else
+          refusal = 'B ' .. (s == 1 and 'app ' or 'user ')
+            .. (period == 1 and 'total ' or period == 2 and 'day ' or 'month ')
+            .. call('HGET', spent, field) .. ' ' .. amount
+        end
         break
       end
     end
   end
-  if refusal and string.byte(refusal) == 66 then
+  if refusal and string.byte(refusal) ~= 82 then
     break
   end
 end
 
 -- 3. Count it.
-local where = '0:0:0:0'
+local reply = refusal
 if not refusal then
-  local a, u = windows[1], windows[2]
-  where = a[3] .. ':' .. a[8] .. ':' .. (u and u[3] or 0) .. ':' .. (u and u[8] or 0)
-  where = where .. ':' .. day .. ':' .. (month or '0')
-  call('HSET', KEYS[3], id, where .. ' ' .. owner .. ' ' .. user .. ' ' .. tokens_text .. ' ' .. hold)
+  local where = string.format('%.0f:%.0f:%.0f:%.0f:', app[1], app[6], user and user[1] or 0, user and user[6] or 0)
+    .. day .. ':' .. month
+  reply = 'A ' .. where
+  call('HSET', KEYS[3], id, where .. ' ' .. ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. tokens_text .. ' ' .. hold)
 end
 for s = 1, subjects do
-  local w = windows[s]
+  local state, at, moved = app, 4, app_moved
+  if s == 2 then
+    state, at, moved = user, 12, user_moved
+  end
   if not refusal then
-    local most = tonumber(ARGV[8 + (s - 1) * 8])
-    if most > 0 then
-      call('ZADD', slots[s], now_ms + lease, id)
+    if ARGV[at + 4] ~= '0' then
+      local slots = s == 1 and KEYS[4] or KEYS[8]
+      call('ZADD', slots, now_ms + tonumber(ARGV[3]), id)
       if s == 2 then
-        call('PEXPIRE', slots[s], lease * 2)
+        call('PEXPIRE', slots, 2 * tonumber(ARGV[3]))
       end
     end
-    if w[1] then
-      w[4], w[5], w[6], w[7] = w[4] + 1, w[5] + tokens, w[6] + 1, w[7] + tokens
-    end
-    if w[2] then
-      w[9], w[10], w[11], w[12] = w[9] + 1, w[10] + tokens, w[11] + 1, w[12] + tokens
+    for w = 0, 1 do
+      if ARGV[at + 2 * w] ~= '0' or ARGV[at + 2 * w + 1] ~= '0' then
+        local i = 5 * w
+        state[i + 2], state[i + 3] = state[i + 2] + 1, state[i + 3] + tokens
+        state[i + 4], state[i + 5] = state[i + 4] + 1, state[i + 5] + tokens
+        moved = true
+      end
     end
   end
-  if moved[s] or (not refusal and (w[1] or w[2])) then
-    local packed = pack(STATE, w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12])
+  if moved then
+    local packed = pack(STATE, state[1], state[2], state[3], state[4], state[5], state[6], state[7], state[8],
+      state[9], state[10])
     if s == 1 then
       call('SET', KEYS[1], packed)
     else
       -- A user's windows are forgotten when all has left them.
       call('SET', KEYS[6], packed, 'EX', 90000)
-      if moved[s] then
+      if user_moved then
         call('EXPIRE', KEYS[7], 90000)
       end
     end
   end
 end
-
-local reply = refusal or 'A ' .. where
-local one = refusal and 0 or 1
-if limit_r then
-  reply = reply .. ' ' .. limit_r .. ' ' .. string.format('%.0f', math.max(0, left_r - one)) .. ' ' .. duration(reset_r)
-end
-if limit_t then
-  reply = reply .. ' ' .. limit_t .. ' ' .. string.format('%.0f', math.max(0, left_t - one * tokens)) .. ' '
-    .. duration(reset_t)
+for what = 1, 2 do
+  local limit, left, reset = limit_1, left_1, reset_1
+  if what == 2 then
+    limit, left, reset = limit_2, left_2, reset_2
+  end
+  if limit then
+    if not refusal then
+      left = left - (what == 1 and 1 or tokens)
+    end
+    reply = reply .. ' ' .. limit .. string.format(' %.0f ', left > 0 and left or 0)
+    if reset < 1 then
+      reply = reply .. math.ceil(reset * 1000) .. 'ms'
+    else
+      local seconds = math.ceil(reset)
+      if seconds < 60 then
+        reply = reply .. seconds .. 's'
+      elseif seconds < 3600 then
+        reply = reply .. string.format('%dm%ds', floor(seconds / 60), seconds % 60)
+      else
+        reply = reply .. string.format('%dh%dm%ds', floor(seconds / 3600), floor(seconds % 3600 / 60), seconds % 60)
+      end
+    end
+  end
 end
 return { ok = reply }

@@ -40,12 +40,33 @@ for s = 1, #KEYS > 5 and 2 or 1 do
     end
   end
   if (more_t ~= 0 or more_r ~= 0) and (m ~= '0' or d ~= '0') then
-    local state = call('GET', state_key)
-    if state then
-      local am, mr, mt, mcr, mct, ad, dr, dt, dcr, dct = unpack(STATE, state)
-      mr, mt, mcr, mct = correct(ring, MINUTE_SLOTS, MINUTE_PLACE, tonumber(m), more_r, more_t, am, mr, mt, mcr, mct)
-      dr, dt, dcr, dct = correct(ring, DAY_SLOTS, DAY_PLACE, tonumber(d), more_r, more_t, ad, dr, dt, dcr, dct)
-      call('SET', state_key, pack(STATE, am, mr, mt, mcr, mct, ad, dr, dt, dcr, dct), 'KEEPTTL')
+    local packed = call('GET', state_key)
+    if packed then
+      local state = { unpack(STATE, packed) }
+      for w = 0, 1 do
+        local bucket, i, size, place = tonumber(m), 0, MINUTE_SLOTS, MINUTE_PLACE
+        if w == 1 then
+          bucket, i, size, place = tonumber(d), 5, DAY_SLOTS, DAY_PLACE
+        end
+        local last, counted = state[i + 1], false
+        if bucket > 0 and bucket == last then
+          state[i + 4], state[i + 5] = state[i + 4] + more_r, state[i + 5] + more_t
+          counted = true
+        elseif bucket > last - size and bucket < last and bucket > 0 then
+          local o = place + bucket % size * 16
+          local old = call('GETRANGE', ring, o, o + 15)
+          if #old == 16 then
+            local r, t = unpack(PAIR, old)
+            call('SETRANGE', ring, o, pack(PAIR, r + more_r, t + more_t))
+            counted = true
+          end
+        end
+        if counted then
+          state[i + 2], state[i + 3] = state[i + 2] + more_r, state[i + 3] + more_t
+        end
+      end
+      call('SET', state_key, pack(STATE, state[1], state[2], state[3], state[4], state[5], state[6], state[7],
+        state[8], state[9], state[10]), 'KEEPTTL')
     end
   end
 end
