@@ -31,8 +31,8 @@ def run_steps(connection: psycopg.Connection[tuple[object, ...]], scripts: Path)
             raise error.orig from error
         reason = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
         raise MigrationFailed(
-            f"A migration failed ({reason}); the schema is as the last whole migration left it. Mend that and "
-            "run 'tollgate migrate' again."
+            f"A migration failed ({reason}); the schema is as the last whole migration left it. Mend that "
+            "and run 'tollgate migrate' again."
         ) from error
 
 

@@ -10,8 +10,6 @@ from typing import Annotated, Any
 import asyncpg
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from api.access.service import find_app
 from ledger import spend as spending
@@ -21,6 +19,7 @@ from ledger.spend import Call, Spend
 from ledger.verify import Report
 from ledger.verify import verify as verify_books
 from tollgate.database import with_database
+from tollgate.tables import show, table
 
 app = typer.Typer(
     no_args_is_help=True, help="The books: top-ups, spend, calls, and whether all of it adds up."
@@ -74,19 +73,20 @@ def spend(
             [{by.value: line.what} | {k: v for k, v in asdict(line).items() if k != "what"} for line in lines]
         )
         return
-    table = Table(
-        by.value.capitalize(), "Calls", "Prompt tokens", "of them cached", "Completion tokens", "Spend"
+    found = table(
+        by.value.capitalize(), ">Calls", ">Prompt tokens", ">Cached", ">Completion tokens", ">Spend", ""
     )
     for line in lines:
-        table.add_row(
+        found.add_row(
             line.what,
             *(
                 f"{count:,}"
                 for count in (line.calls, line.prompt_tokens, line.cached_tokens, line.completion_tokens)
             ),
-            f"{_plain(line.spend)} {line.currency}",
+            _plain(line.spend),
+            line.currency,
         )
-    Console().print(table)
+    show(found, "Nothing was used yet.")
 
 
 @app.command()
@@ -104,11 +104,11 @@ def usage(
     if as_json:
         _echo([asdict(call) for call in calls])
         return
-    table = Table(
-        "Admitted (UTC)", "App", "Model", "Replica", "Outcome", "In", "Out", "Cache", "Charge", "ms"
+    found = table(
+        "Admitted (UTC)", "App", "Model", "Replica", "Outcome", ">In", ">Out", "Cache", ">Charge", "", ">ms"
     )
     for call in calls:
-        table.add_row(
+        found.add_row(
             f"{call.admitted_at:%Y-%m-%d %H:%M:%S}",
             call.app,
             call.model,
@@ -117,10 +117,11 @@ def usage(
             str(call.prompt_tokens),
             str(call.completion_tokens),
             call.cache,
-            f"{_plain(call.charge)} {call.currency}",
+            _plain(call.charge),
+            call.currency,
             f"{call.duration_us / 1000:,.0f}",
         )
-    Console().print(table)
+    show(found, "There is no call in the books yet.")
 
 
 @app.command()

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import asyncpg
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ledger import prices
 from ledger.money import format_amount
 from ledger.prices import Price
 from tollgate.database import with_database
 from tollgate.errors import TollgateError
+from tollgate.tables import show, table
 
 app = typer.Typer(
     no_args_is_help=True, help="The price book: prices per token, with the date they hold from."
@@ -104,8 +103,8 @@ def _document(price: Price) -> dict[str, Any]:
 
 
 def _print(found: list[Price]) -> None:
-    table = Table("Model", "Currency", "Prompt", "Cached prompt", "Completion", "From (UTC)")
+    lines = table("Model", ">Prompt", ">Cached prompt", ">Completion", "Per token in", "From (UTC)")
     for price in found:
         amounts = map(format_amount, (price.prompt, price.cached_prompt, price.completion))
-        table.add_row(price.model, price.currency, *amounts, _when(price))
-    Console().print(table)
+        lines.add_row(price.model, *amounts, price.currency, _when(price))
+    show(lines, "There is no price yet: set one with `tollgate prices set`.")
