@@ -58,7 +58,10 @@ def create_app(*, snapshot: Snapshot, database_url: str, health: Callable[[], Ma
 
 def _register_errors(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
-        return error_response(request, in_our_words(request, error))
+        response = error_response(request, in_our_words(request, error))
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(error.headers)  # Allow, on a 405
+        return response
 
     for kind in (
         GatewayError,

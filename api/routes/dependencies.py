@@ -31,7 +31,10 @@ class StrictRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def strict_handler(request: Request) -> Response:
-            return await handler(StrictRequest(request.scope, request.receive))
+            strict = StrictRequest(request.scope, request.receive)
+            # Before the framework does, which would call every failure to read a bad body.
+            await strict.body()
+            return await handler(strict)
 
         return strict_handler
 
