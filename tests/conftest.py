@@ -7,6 +7,8 @@ import pytest
 from tests import databases
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.gateway import App, Gateway, running_gateway
+from tests.real_engine import light_engine as light_engine
+from tests.vllm_replicas import vllm_replicas as vllm_replicas
 from tollgate.servers import Servers, running_servers
 
 
