@@ -62,6 +62,7 @@ def _make(name: Checkpoint, gguf: Path, folder: Path, where: Environment, stamp:
     )
     if made.returncode != 0:
         said = made.stderr.strip()[-LAST_WORDS:]
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise EnvironmentNotBuilt(f"The checkpoint {name} could not be made in {where.folder}: {said}")
     (unfinished / STAMP).write_text(stamp)
     unfinished.rename(folder)
