@@ -49,6 +49,7 @@ __all__ = [
     "byte_by_byte",
 ]
 
+POST_ONLY = {"/v1/chat/completions", "/tokenize", "/v1/messages/count_tokens"}
 BETWEEN_WRITES = 0.001  # seconds: long enough for the reader to see two reads, short enough for 1,000 of them
 
 
@@ -225,6 +226,8 @@ class ScriptedEngine:
             "/load": {"server_load": 0},
             "/health": {},
         }
+        if request.method == "GET" and path in POST_ONLY:  # by which engine.probe finds what there is
+            return [wire.reply({"detail": "Method Not Allowed"}, 405)]
         if path == "/tokenize":
             count = tokens_of(request.json())
             answers[path] = {"count": count, "max_model_len": 65536, "tokens": list(range(count))}

@@ -135,7 +135,11 @@ async def ensure_price(connection: asyncpg.Connection, model: str, wanted: Price
         return "free"
     prompt_text, completion_text = (format_amount(each * TOKENS) for each in (held.prompt, held.completion))
     text = f"{prompt_text} {held.currency} per million prompt tokens, {completion_text} per million answered"
-    return f"{text} (an example: set yours with --price, or --free)" if wanted is EXAMPLE_PRICE else text
+    is_example = (held.prompt, held.completion) == (
+        _per_token(EXAMPLE_PRICE.prompt),
+        _per_token(EXAMPLE_PRICE.completion),
+    )
+    return f"{text} (an example: set yours with --price, or --free)" if is_example else text
 
 
 def _per_token(per_million: Decimal) -> int:

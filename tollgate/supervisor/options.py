@@ -21,14 +21,13 @@ ENGINE_PORT = 17810  # and the following, one for each replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Of a model, in USD for a million tokens. example: nobody chose it."""
+    """Of a model, in USD for a million tokens."""
 
     prompt: Decimal
     completion: Decimal
-    example: bool = False
 
 
-EXAMPLE_PRICE = Price(prompt=Decimal("0.10"), completion=Decimal("0.40"), example=True)
+EXAMPLE_PRICE = Price(prompt=Decimal("0.10"), completion=Decimal("0.40"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from tollgate.home import Ready, default_home, home_folder
 from tollgate.supervisor.engines import Engines
 from tollgate.supervisor.options import Options
 
-QUESTION = "Name three colours."
+QUESTION = "What is the capital of France?"
 
 
 def text(ready: Ready, options: Options, engines: Engines, price: str, home: Path, seconds: float) -> str:
