@@ -244,9 +244,10 @@ class ValkeyClient:
             log.warning("the %s server at %s:%d is away: %s", self._name, self._host, self._port, why)
 
     def _wait(self, packed: bytes, then: Then) -> None:
-        patient = self._away_since is None or self._tick_count - self._away_since < self._patience_ticks
-        if patient and len(self._waiting) < self._max_pending:
-            self._waiting.append((packed, then, self._tick_count + TICKS - 1))
+        since = self._tick_count if self._away_since is None else self._away_since
+        until = min(since + self._patience_ticks, self._tick_count + TICKS - 1)
+        if until > self._tick_count and len(self._waiting) < self._max_pending:
+            self._waiting.append((packed, then, until))
         else:
             self.loop.call_soon(then, ValkeyNotSent(f"The {self._name} server is away."))
 
