@@ -40,7 +40,7 @@ def read(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS",
                         help="how long calls in flight may take to end at SIGTERM (default 10)")  # fmt: skip
     parser.add_argument("--strict-journal", action="store_true",
-                        help="wait for the disk at each record: the host's death loses none either")  # fmt: skip
+                        help="wait for the disk at each record, so that no crash loses one")  # fmt: skip
     parser.add_argument("--first-byte-timeout", type=float, default=600.0, metavar="SECONDS",
                         help="how long an engine may take to begin an answer (default 600)")  # fmt: skip
     parser.add_argument("--idle-timeout", type=float, default=60.0, metavar="SECONDS",

@@ -8,7 +8,7 @@ from api.lane.usage import Usage
 from engine import counting
 from engine.registry import Replica
 
-COUNT_SECONDS = 10.0
+COUNT_SECONDS = 5.0
 BYTES_PER_TOKEN = 4  # what a token is worth where no tokenizer can be asked (docs/billing.md)
 
 log = logging.getLogger(__name__)
@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 class Counter:
     """Counts prompts and delivered texts. When the engine cannot be asked it estimates, and flags that."""
+
+    def __init__(self) -> None:
+        self._mute: set[str] = set()  # replicas whose failure to count was said already
 
     async def count(
         self,
@@ -31,6 +34,9 @@ class Counter:
             async with asyncio.timeout(COUNT_SECONDS):
                 counted = await counting.count(replica, endpoint, fields, text)
         except (counting.CannotCount, TimeoutError, OSError) as error:
-            log.warning("replica %s cannot count: %s", replica.name, error)
+            if replica.id not in self._mute:
+                self._mute.add(replica.id)
+                log.warning("replica %s cannot count, so its calls are estimated: %s", replica.name, error)
             return Usage(-(-prompt_bytes // BYTES_PER_TOKEN), 0, events, 0), ["estimated"]
+        self._mute.discard(replica.id)
         return Usage(counted.prompt_tokens, 0, counted.completion_tokens, 0), []

@@ -147,7 +147,9 @@ def test_messages_of_anthropic_add_the_cached_input() -> None:
 
 
 def test_responses_end_with_their_completed_event() -> None:
-    done = b'event: response.completed\ndata: {"type":"response.completed","response":{"usage":{"input_tokens":4,"output_tokens":3}}}\n\n'
+    usage = b'{"input_tokens":4,"output_tokens":3}'
+    head = b"event: response.completed\ndata: "
+    done = head + b'{"type":"response.completed","response":{"usage":' + usage + b"}}\n\n"
     delta = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"x"}\n\n'
     meter = ResponseMeter()
     assert meter.feed(delta + done) == delta
