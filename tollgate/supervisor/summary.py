@@ -11,7 +11,8 @@ from tollgate.home import Ready, default_home, home_folder
 from tollgate.supervisor.engines import Engines
 from tollgate.supervisor.options import Options
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Write one sentence about the sea."
+OUTPUT_TOKENS = 40  # the small model answers in a second or two, and stops where the sentence does
 
 
 def text(ready: Ready, options: Options, engines: Engines, price: str, home: Path, seconds: float) -> str:
@@ -41,7 +42,8 @@ def text(ready: Ready, options: Options, engines: Engines, price: str, home: Pat
 
 
 def _chat_call(ready: Ready, model: str) -> str:
-    body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": model, "temperature": 0, "max_tokens": OUTPUT_TOKENS, "messages": messages}
     return (
         f"curl -s {ready['api']}/v1/chat/completions -H 'Authorization: Bearer {ready['app_key']}' "
         f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
