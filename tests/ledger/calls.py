@@ -12,7 +12,7 @@ from ledger.journal.writer import Journal
 
 ORGANISATION, APP, KEY, VERSION, REPLICA, PRICE = (new_id() for _ in range(6))
 HOLD = 3_000_000_000  # 0.003
-CHARGE = 246_000_000  # 0.000246
+CHARGE = 223_000_000  # 0.000223: what `closed` costs at the price of `give_price`
 
 
 def opened(call: str | None = None, **fields: Any) -> OpenRecord:
@@ -32,7 +32,7 @@ def opened(call: str | None = None, **fields: Any) -> OpenRecord:
         currency="USD",
         hold=HOLD,
         prompt_bound=120,
-        admitted_us=time_ms(call) * 1000 if "-" in call else 0,
+        admitted_us=time_ms(call) * 1000 if len(call) == 36 else 0,
         cache="miss",
     )._replace(**fields)
 
