@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psycopg
@@ -14,6 +16,7 @@ from migrations.lock import migration_lock
 from migrations.run import upgrade
 from tests.migrations.conftest import Tree, ask, revision
 from tests.waiting import until
+from tollgate.servers import Servers
 
 REPOSITORY = Path(__file__).parents[2]
 SESSIONS = (
@@ -163,3 +166,27 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(
     with pytest.raises(DatabaseUnreachable, match="DATABASE_URL") as refusal:
         check(url)
     assert "secret@" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("words", [["api", "--port", "0"], ["ledger.drainer"]], ids=["api", "drainer"])
+def test_a_process_refuses_to_start_on_a_schema_that_is_not_its_own(
+    tree: Tree, empty: str, servers: Servers, tmp_path: Path, words: list[str]
+) -> None:
+    environment = (
+        os.environ | servers.environment() | {"DATABASE_URL": empty, "TOLLGATE_JOURNAL": str(tmp_path)}
+    )
+
+    def start() -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", *words]
+        return subprocess.run(
+            command, env=environment, capture_output=True, check=False, text=True, timeout=30
+        )
+
+    behind = start()
+    tree.add("9001", "pass")
+    upgrade(empty, scripts=tree.scripts)
+    ahead = start()
+    for refused, side in ((behind, "The database is behind"), (ahead, "This code is behind")):
+        assert refused.returncode == 1
+        (sentence,) = refused.stderr.splitlines()
+        assert side in sentence
