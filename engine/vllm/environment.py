@@ -126,6 +126,8 @@ class _Builder:
         stamp = folder / (STAMP + ".new")
         stamp.write_text(json.dumps(self._wanted._stamp()))
         stamp.replace(folder / STAMP)
+        if not self._wanted.is_ready():
+            raise EnvironmentNotBuilt(f"{folder} has no vllm command: remove that folder and try again.")
 
     def _check_space(self) -> None:
         free = shutil.disk_usage(self._wanted.folder.parent).free

@@ -106,33 +106,29 @@ def test_the_lock_of_a_killed_maker_is_free(tmp_path: Path) -> None:
         assert told == []
 
 
-def distribution(packages: Path, name: str, *, whole: bool) -> None:
+def distribution(packages: Path, name: str, record: str) -> None:
     (packages / f"{name}.py").write_text("")
     info = packages / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    record = f"{name}.py,,\n{name}-1.0.dist-info/METADATA,,\n"
-    (info / "RECORD").write_text(record if whole else record + f"{name}_more.py,,\n")
+    (info / "INSTALLER").write_text("pip")
+    (info / "RECORD").write_text(record.format(info=info.name))
 
 
 def test_packages_that_were_cut_off_are_found(tmp_path: Path) -> None:
-    distribution(tmp_path, "entire", whole=True)
-    distribution(tmp_path, "partial", whole=False)
-    distribution(tmp_path, "recordless", whole=True)
+    distribution(tmp_path, "entire", "entire.py,,\n{info}/INSTALLER,,\n")
+    distribution(tmp_path, "partial", "partial.py,,\npartial_more.py,,\n{info}/INSTALLER,,\n")
+    distribution(tmp_path, "unpacked", "unpacked.py,,\n{info}/METADATA,,\n")
+    distribution(tmp_path, "recordless", "")
     (tmp_path / "recordless-1.0.dist-info" / "RECORD").unlink()
+    script = f"import sys; sys.path.append({str(tmp_path)!r})\n{UNFINISHED.read_text()}"
     told = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.append({str(tmp_path)!r})\n{UNFINISHED.read_text()}",
-        ],
+        [sys.executable, "-I", "-S", "-c", script],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert sorted(told.stdout.split()) == ["partial==1.0", "recordless==1.0"]
+    assert sorted(told.stdout.split()) == ["partial==1.0", "recordless==1.0", "unpacked==1.0"]
 
 
 def test_the_device_is_a_gpu_only_where_the_driver_lists_one(
