@@ -170,7 +170,7 @@ def test_a_stop_leaves_no_process_no_port_and_no_ready_json_and_the_next_start_f
             check=True,
             timeout=30,
         )
-        assert vllm_wire.MODEL in spent.stdout
+        assert [line["calls"] for line in json.loads(spent.stdout)] == [1]
 
 
 def test_a_killed_supervisor_leaves_nothing_that_blocks_the_next_start(quick_engine: ScriptedEngine) -> None:

@@ -11,7 +11,7 @@ from tollgate.home import Ready, default_home, home_folder
 from tollgate.supervisor.engines import Engines
 from tollgate.supervisor.options import Options
 
-QUESTION = "Write one sentence about the sea."
+QUESTION = "What is 2+2?"
 OUTPUT_TOKENS = 40  # the small model answers in a second or two, and stops where the sentence does
 
 
