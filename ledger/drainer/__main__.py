@@ -17,7 +17,7 @@ from ledger.errors import DrainerRunning
 from migrations.check import check
 from migrations.errors import DatabaseUnreachable, MigrationError
 
-STOP_SECONDS = 15.0  # a Postgres that does not answer does not hold up the end for longer
+GRACE_SECONDS = 15.0  # a Postgres that does not answer does not hold up the end for longer
 
 log = logging.getLogger("ledger.drainer")
 
@@ -25,6 +25,12 @@ log = logging.getLogger("ledger.drainer")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ledger.drainer", description=__doc__)
     parser.add_argument("--once", action="store_true", help="write what is there, then exit")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE_SECONDS,
+        help="seconds to end in at SIGTERM (default %(default)s)",
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -32,7 +38,7 @@ def main() -> int:
     except KeyError as missing:
         return _refuse(f"{missing.args[0]} is not set: the drainer reads its configuration from it.")
 
-    stopping = Stopping(STOP_SECONDS)
+    stopping = Stopping(options.grace)
     try:
         folder = JournalFolder(journal)
     except DrainerRunning as error:

@@ -109,8 +109,8 @@ ON CONFLICT (host, name) DO UPDATE SET
     position = greatest(known.position, excluded.position), finished = known.finished OR excluded.finished
 """
 
-# A finished file that is there again is read from its start, where every call meets its twin: the drainer died
-# before it could delete the file, or its name was used a second time.
+# A finished file that is there again is read from its start, where every call meets its twin: the drainer
+# died before it could delete the file, or its name was used a second time.
 POSITIONS = """
 SELECT host, name, position FROM journal_files
 JOIN unnest(%s::text[], %s::text[]) AS wanted (host, name) USING (host, name)

@@ -10,7 +10,8 @@ from ledger.journal.reader import Damage, Frame, JournalFile
 from ledger.journal.records import Attempt, CloseRecord, OpenRecord, decode
 from ledger.journal.writer import Journal
 
-ORGANISATION, APP, KEY, VERSION, REPLICA, PRICE = (new_id() for _ in range(6))
+# The same in every process that writes calls for these tests.
+ORGANISATION, APP, KEY, VERSION, REPLICA, PRICE = (f"00000000-0000-7000-8000-{n:012d}" for n in range(1, 7))
 HOLD = 3_000_000_000  # 0.003
 CHARGE = 223_000_000  # 0.000223: what `closed` costs at the price of `give_price`
 

@@ -45,12 +45,13 @@ class DrainerProcess:
     database_url: str
     folder: Path
     log: Path
+    words: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> None:
         with self.log.open("ab") as log:
             env = environment(self.database_url, self.folder)
-            self.process = subprocess.Popen(WORDS, env=env, stderr=log)
+            self.process = subprocess.Popen([*WORDS, *self.words], env=env, stderr=log)
 
     def kill(self) -> None:
         self.process.kill()
@@ -65,8 +66,8 @@ class DrainerProcess:
 
 
 @contextlib.contextmanager
-def drainer(database_url: str, folder: Path, log: Path) -> Iterator[DrainerProcess]:
-    running = DrainerProcess(database_url, folder, log)
+def drainer(database_url: str, folder: Path, log: Path, *words: str) -> Iterator[DrainerProcess]:
+    running = DrainerProcess(database_url, folder, log, words)
     running.start()
     try:
         yield running
