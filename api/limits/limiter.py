@@ -16,7 +16,7 @@ from api.limits import messages
 from api.limits.census import GRACE_SECONDS, Census
 from api.limits.decisions import Admitted, Decision, LimitsUnavailable, Refused, Reservation
 from api.limits.opening import Opening
-from api.limits.plan import Plan, Scripts, make_plan, with_last
+from api.limits.plan import HOLD_MAX, Plan, Scripts, make_plan, with_last
 from api.limits.scripts import ADMIT, RENEW, SETTLE
 from api.limits.spent import SpentSource
 from engine.errors import ValkeyError, ValkeyNotSent, ValkeyRefused
@@ -85,8 +85,10 @@ class Limiter:
             plan = self._plans[app.id] = make_plan(app, None, self._scripts)
         if plan.per_user and reservation.end_user is not None:
             plan = self._user_plan(app, reservation.end_user)
-        if plan.currency is not None and plan.currency != reservation.currency:
-            then(messages.other_currency(reservation))
+        if plan.currency is not None and (
+            plan.currency != reservation.currency or reservation.hold > HOLD_MAX
+        ):
+            then(messages.not_comparable(reservation))
             return
         if plan.tokens_max is not None and reservation.tokens > plan.tokens_max:
             then(messages.too_large(reservation, plan.tokens_max))

@@ -1,6 +1,7 @@
 """Refusals in words: what was needed, what is left, and which max_tokens would pass."""
 
 from api.limits.decisions import INSUFFICIENT_QUOTA, RATE_LIMIT_EXCEEDED, Refused, Reservation
+from api.limits.plan import HOLD_MAX
 from ledger.money import format_amount
 
 _SUBJECTS = {b"app": "this app", b"user": "this end user"}
@@ -43,14 +44,18 @@ def too_large(reservation: Reservation, tokens_max: int) -> Refused:
     return Refused(RATE_LIMIT_EXCEEDED, message, None, False)
 
 
-def other_currency(reservation: Reservation) -> Refused:
-    """A budget that cannot be compared with the call's price."""
-    return Refused(
-        INSUFFICIENT_QUOTA,
-        f"This model is priced in {reservation.currency}, and this app's budget is in another currency.",
-        None,
-        False,
-    )
+def not_comparable(reservation: Reservation) -> Refused:
+    """A budget in another currency than the call's price, or a call beyond all budgets."""
+    if reservation.hold > HOLD_MAX:
+        message = (
+            f"This call may cost up to {format_amount(reservation.hold)} {reservation.currency}; no call may "
+            f"cost more than {format_amount(HOLD_MAX)}. Ask for a smaller max_tokens."
+        )
+    else:
+        message = (
+            f"This model is priced in {reservation.currency}, and this app's budget is in another currency."
+        )
+    return Refused(INSUFFICIENT_QUOTA, message, None, False)
 
 
 def _short(reservation: Reservation, who: str, unit: str, used: int, amount: int, headers: bytes) -> Refused:

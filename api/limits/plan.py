@@ -8,8 +8,10 @@ from engine.resp import pack
 
 WINDOWS = (("requests", "minute"), ("tokens", "minute"), ("requests", "day"), ("tokens", "day"))
 PERIODS = ("total", "day", "month")
-# Redis counts in signed 64 bits: larger budgets count as this much, which is 9 million of the currency.
-AMOUNT_MAX = 9 * 10**18
+# The limits server counts in signed 64 bits. Larger budgets count as this much (8 million of the currency),
+# and no call may hold more than HOLD_MAX (a million), so that no sum of both overflows.
+AMOUNT_MAX = 8 * 10**18
+HOLD_MAX = 10**18
 
 _HEADERS = b"x-ratelimit-limit-%b: %%b\r\nx-ratelimit-remaining-%b: %%b\r\nx-ratelimit-reset-%b: %%b\r\n"
 

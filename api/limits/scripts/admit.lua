@@ -20,7 +20,7 @@ local now_ms = floor(exact_now * 1000)
 local day, month = floor(now / 86400), '0'
 local subjects = #KEYS > 5 and 2 or 1
 local refusal, longest = false, -1
--- The window with the least left, for the headers: limit, left, reset; 1 requests, 2 tokens.
+-- The window with the least left (of equals the longer), for the headers: limit, left, reset; 1 requests, 2 tokens.
 local limit_1, left_1, reset_1, limit_2, left_2, reset_2
 local app, user = false, false -- states, unpacked
 local app_moved, user_moved = false, false
@@ -106,10 +106,10 @@ for s = 1, subjects do
             end
           end
           if what == 1 then
-            if not left_1 or left < left_1 then
+            if not left_1 or left < left_1 or (left == left_1 and reset > reset_1) then
               limit_1, left_1, reset_1 = most, left, reset
             end
-          elseif not left_2 or left < left_2 then
+          elseif not left_2 or left < left_2 or (left == left_2 and reset > reset_2) then
             limit_2, left_2, reset_2 = most, left, reset
           end
         end
@@ -166,9 +166,12 @@ for s = 1, hold == '0' and 0 or subjects do
       elseif call('HEXISTS', spent, field) == 0 then
         unknown = true
       else
-        local used = call('HINCRBY', spent, field, hold)
-        taken = taken or {}
-        taken[#taken + 1], taken[#taken + 2] = spent, field
+        -- Only what refuses nobody can grow until it overflows: then it is counted no further.
+        local used = (amount == '~' and redis.pcall or call)('HINCRBY', spent, field, hold)
+        if type(used) == 'number' then
+          taken = taken or {}
+          taken[#taken + 1], taken[#taken + 2] = spent, field
+        end
         if amount ~= '~' then
           local most = tonumber(amount)
           short = used > most
@@ -252,17 +255,12 @@ for what = 1, 2 do
       left = left - (what == 1 and 1 or tokens)
     end
     reply = reply .. ' ' .. limit .. string.format(' %.0f ', left > 0 and left or 0)
-    if reset < 1 then
-      reply = reply .. math.ceil(reset * 1000) .. 'ms'
+    -- Never less than a minute: what was counted now leaves last.
+    local seconds = math.ceil(reset)
+    if seconds < 3600 then
+      reply = reply .. string.format('%dm%ds', floor(seconds / 60), seconds % 60)
     else
-      local seconds = math.ceil(reset)
-      if seconds < 60 then
-        reply = reply .. seconds .. 's'
-      elseif seconds < 3600 then
-        reply = reply .. string.format('%dm%ds', floor(seconds / 60), seconds % 60)
-      else
-        reply = reply .. string.format('%dh%dm%ds', floor(seconds / 3600), floor(seconds % 3600 / 60), seconds % 60)
-      end
+      reply = reply .. string.format('%dh%dm%ds', floor(seconds / 3600), floor(seconds % 3600 / 60), seconds % 60)
     end
   end
 end

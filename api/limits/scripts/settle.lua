@@ -35,7 +35,8 @@ for s = 1, #KEYS > 5 and 2 or 1 do
     for period = 1, 3 do
       -- A budget that is not known here is opened from the ledger, which has this call's charge.
       if string.byte(has, base + 1 + period) == 49 and call('HEXISTS', spent, FIELDS[period]) == 1 then
-        call('HINCRBY', spent, FIELDS[period], money)
+        -- What would overflow is beyond every budget already; it must not keep the rest from being settled.
+        redis.pcall('HINCRBY', spent, FIELDS[period], money)
       end
     end
   end
