@@ -261,6 +261,8 @@ def running_gateway(
     price: Price | None = None,
     model: str = vllm_wire.MODEL,
     slots: int = 64,
+    kind: str = "vllm",
+    endpoints: Sequence[str] = ENDPOINTS,
     env: dict[str, str] | None = None,
     api_prefix: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
@@ -289,7 +291,7 @@ def running_gateway(
             api_prefix,
             options,
         )
-        gateway.register(gateway.model, engines, slots=slots)
+        gateway.register(gateway.model, engines, slots=slots, kind=kind, endpoints=endpoints)
         try:
             for _ in range(processes):
                 gateway.start_api()
