@@ -1,10 +1,12 @@
 """PostgreSQL and Valkey from their wheels: who gets in, what they keep, what they may forget."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.waiting import until
+from tollgate.embedded import postgres as postgres_module
 from tollgate.embedded.passwords import passwords_in
 from tollgate.embedded.postgres import Postgres
 from tollgate.errors import ServerFailed
@@ -162,3 +165,28 @@ def test_as_root_the_database_runs_as_nobody(servers: Servers) -> None:
     status = Path(f"/proc/{servers.pids['postgres']}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("Uid:")]
     assert "0" not in line.split()[1:]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives up its rights")
+def test_programs_in_a_folder_that_nobody_can_enter_are_copied_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = postgres_module.installed_package()
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(mode=0o700)
+    for name in (installed.name, f"{installed.name}.libs"):
+        shutil.copytree(installed.with_name(name), hidden / name, symlinks=True)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as open_folder:
+        Path(open_folder).chmod(0o755)
+        monkeypatch.setattr(postgres_module, "installed_package", lambda: hidden / installed.name)
+        monkeypatch.setattr(postgres_module, "COPY_FOLDERS", (Path(open_folder) / "tollgate",))
+        programs = postgres_module.reachable_binaries("nobody")
+        assert programs.is_relative_to(open_folder)
+        made = (programs / "postgres").stat().st_ino
+        assert postgres_module.reachable_binaries("nobody") == programs
+        assert (programs / "postgres").stat().st_ino == made
+        server = spawn(_postgres(tmp_path).prepare(), tmp_path / "log")
+        stop(server, signal.SIGINT, 10)
+        (Path(open_folder) / "tollgate").chmod(0o777)
+        with pytest.raises(ServerFailed, match="others can write"):
+            postgres_module.reachable_binaries("nobody")

