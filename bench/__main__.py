@@ -89,7 +89,7 @@ def load(target: Target, shape: Shape, where: Cores, *, warmup: float, seconds: 
         *("--warmup", str(warmup), "--seconds", str(seconds)),
         *(word for pid in pids for word in ("--pid", pid)),
     ]
-    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, timeout=seconds + warmup + 60, check=True)
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, timeout=seconds + warmup + 180, check=True)
     figures: dict[str, Any] = orjson.loads(done.stdout)
     return figures
 
@@ -117,7 +117,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peer", action="append", choices=peers.names(), help="measure only these")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        choices=peers.names(),
+        help="measure these (default: tollgate, vllm-router)",
+    )
     parser.add_argument("--runs", type=int, default=3, help="turns of each peer")
     parser.add_argument("--seconds", type=float, default=8, help="measured seconds per load")
     parser.add_argument("--warmup", type=float, default=2)
@@ -137,7 +142,7 @@ def main() -> int:
             if options.profile:
                 print(profiling.profile(Stage(addresses, folder, where), SHAPES, load))
                 return 0
-            names = options.peer or ["tollgate", "vllm-router"]
+            names = options.peer or [report.OURS, report.REFERENCE]
             for turn in range(1, options.runs + 1):
                 for name in names:
                     place = folder / f"{name}-{turn}"
@@ -145,7 +150,7 @@ def main() -> int:
                     take_turn(name, turn, options, results, Stage(addresses, place, where))
     summary = report.Summary(results.figures, results.faults, results.asked, options.runs, options.seconds)
     print(summary.markdown(SHAPES, names))
-    if not options.quick and not options.peer and not results.faults:
+    if not options.quick and {report.OURS, report.REFERENCE} <= set(names) and not results.faults:
         summary.write(SHAPES, names, ROOT / "bench")
     return 1 if results.faults else 0
 

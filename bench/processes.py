@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TICK, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 
 
