@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import asyncpg
 
-from api.access.directory import Access, Directory, load_directory
+from api.access.directory import Access, Directory, load_directory, load_revoked
 from api.access.lookup import KeyLookup
 from engine.registry import Registry, load_registry
 from ledger.prices import PriceBook, load_prices
@@ -38,8 +38,12 @@ ALL_PARTS = frozenset(PARTS.values())
 POLL_SECONDS = 5.0
 KEY_STALE_MAX = 7200.0  # seconds without Postgres during which known keys are still served
 ANSWER_SECONDS = 2.0  # a poll or connect that takes longer counts as a lost connection
-LOAD_SECONDS = 30.0  # the same for a whole reload
-GROUP_MAX = 0.25  # seconds that a change waits at most for others; a revoked key has 1 s in all
+# A directory is loaded whole. So that a large one does not take all of the time, the next load waits so
+# many times what the last one took, but not longer than REST_MAX; what was revoked is taken out at once all
+# the same.
+REST_FACTOR = 2.0
+REST_MAX = 20.0  # seconds
+REVOKED_MARGIN = 600.0  # seconds; a revocation is dated by the start of its transaction
 BACKOFF_FIRST = 0.05  # seconds
 BACKOFF_MAX = 0.5  # seconds; short, because a revoked key works until the connection is back
 
@@ -74,7 +78,8 @@ class Snapshot:
         self._due: set[str] = set()  # parts to load
         self._wake = asyncio.Event()  # something is due, or the connection was lost
         self._loaded = asyncio.Event()
-        self._load_seconds = 0.0  # what the last load took
+        self._directory_at = 0.0  # when the last whole load of the directory began
+        self._directory_from = 0.0  # when the next may begin
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, wait_seconds: float = 10.0) -> None:
@@ -140,21 +145,15 @@ class Snapshot:
             while not connection.is_closed():
                 self._wake.clear()
                 if self._due:
-                    # Changes that come in a row are loaded together: at most half of the time goes into
-                    # loads.
-                    await asyncio.sleep(min(GROUP_MAX, self._load_seconds))
-                    async with asyncio.timeout(LOAD_SECONDS):
-                        await self._load(connection)
-                    continue
+                    await self._load(connection)
+                wait = self._directory_from - time.monotonic() if self._due else POLL_SECONDS
                 with contextlib.suppress(TimeoutError):
                     # Not wait_for: in Python 3.11 it can swallow the cancellation that stop() sends.
-                    async with asyncio.timeout(POLL_SECONDS):
+                    async with asyncio.timeout(max(0.0, wait)):
                         await self._wake.wait()
                     continue
-                writes = await connection.fetchval(WRITES, list(PARTS))
-                self._fresh_at = time.monotonic()
-                if writes != self._writes:
-                    self._due |= ALL_PARTS
+                if not self._due:
+                    await self._poll(connection)
             raise ConnectionError("the connection was closed")
         finally:
             connection.terminate()
@@ -164,23 +163,28 @@ class Snapshot:
         self._due |= ALL_PARTS if part is None else {part}
         self._wake.set()
 
+    async def _poll(self, connection: asyncpg.Connection) -> None:
+        writes = await connection.fetchval(WRITES, list(PARTS))
+        self._fresh_at = time.monotonic()
+        if writes != self._writes:
+            self._due |= ALL_PARTS
+
     async def _load(self, connection: asyncpg.Connection) -> None:
-        began = time.monotonic()
+        """Loads what is due; of the directory only revocations, while its last whole load is too recent."""
         due, self._due = self._due, set()
         try:
             writes = await connection.fetchval(WRITES, list(PARTS))
             if "registry" in due:
                 self.registry = await load_registry(connection, self.registry)
-            if "directory" in due:
-                self.directory = await load_directory(connection)
             if "prices" in due:
                 self.prices = await load_prices(connection)
+            if "directory" in due:
+                await self._load_directory(connection)
         except BaseException:
             self._due |= due
             raise
         self._writes = writes
         self._fresh_at = time.monotonic()
-        self._load_seconds = self._fresh_at - began
         self.loaded_at = time.time()
         if not self.connected:
             self.connected = True
@@ -193,3 +197,26 @@ class Snapshot:
                 changed()
             except Exception:
                 log.exception("snapshot: a listener to changes failed")
+
+    async def _load_directory(self, connection: asyncpg.Connection) -> None:
+        began = time.monotonic()
+        if self.connected and began < self._directory_from:
+            # A new key is found by look_up_key meanwhile; a revoked one must not wait.
+            await self._drop_revoked(connection, self.directory.accesses)
+            self._due.add("directory")
+            return
+
+        async def between(accesses: dict[bytes, Access]) -> None:
+            if "directory" in self._due:
+                await self._drop_revoked(connection, self.directory.accesses, accesses)
+
+        self.directory = await load_directory(connection, between)
+        ended = time.monotonic()
+        self._directory_at = began
+        self._directory_from = ended + min(REST_MAX, REST_FACTOR * (ended - began))
+
+    async def _drop_revoked(self, connection: asyncpg.Connection, *directories: dict[bytes, Access]) -> None:
+        since = time.monotonic() - self._directory_at + REVOKED_MARGIN
+        for digest in await load_revoked(connection, since):
+            for accesses in directories:
+                accesses.pop(digest, None)

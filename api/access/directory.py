@@ -1,18 +1,22 @@
 """Who may call: keys by digest, with their app's limits and budgets, as every call reads them."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, cast
 
 import asyncpg
 
 from ledger.money import from_numeric
 
-PREFETCH = 500  # rows decoded between two turns of the event loop, so that a large directory stalls no stream
+PAGE = 500  # rows decoded between two turns of the event loop, so that a large directory stalls no stream
 
 Subject = Literal["app", "end_user"]
+What = Literal["requests", "tokens", "concurrency"]
+Window = Literal["minute", "day", "none"]
+Period = Literal["total", "day", "month"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +24,8 @@ class Limit:
     """At most `value` requests, tokens or concurrent calls per window, by the subject."""
 
     subject: Subject
-    what: Literal["requests", "tokens", "concurrency"]
-    window: Literal["minute", "day", "none"]
+    what: What
+    window: Window
     value: int
 
 
@@ -30,7 +34,7 @@ class Budget:
     """At most `amount` (1e-12 of the currency) spent and held per period; a soft one only says so."""
 
     subject: Subject
-    period: Literal["total", "day", "month"]
+    period: Period
     amount: int
     currency: str
     hard: bool
@@ -75,75 +79,119 @@ class Directory:
         return access
 
 
-LIMITS = 'SELECT app_id::text, subject, what, "window", value FROM limits'
-BUDGETS = "SELECT app_id::text, subject, period, amount, currency, hard FROM budgets"
-APPS = "SELECT id::text, organisation_id::text, name FROM apps"
+# One row holds all that a key opens. Limits and budgets come as text: most apps have the same ones, which are
+# then read once and shared. The keys are chosen first, so that each page is a walk along an index.
 KEYS = """
-    SELECT k.id::text, k.app_id::text, k.digest, k.scopes,
-           (extract(epoch FROM k.expires_at) * 1000000)::bigint AS expires_us
+    SELECT k.id::text, k.digest, array_to_string(k.scopes, ' ') AS scopes,
+           (extract(epoch FROM k.expires_at) * 1000000)::bigint AS expires_us,
+           k.app_id::text, a.organisation_id::text, a.name AS app,
+           a.revoked_at IS NULL AND o.revoked_at IS NULL AS live,
+           (SELECT string_agg(concat_ws(' ', subject, what, "window", value), ','
+                              ORDER BY subject, what, "window")
+            FROM limits WHERE app_id = k.app_id) AS limits,
+           (SELECT string_agg(concat_ws(' ', subject, period, amount, currency, hard), ','
+                              ORDER BY subject, period)
+            FROM budgets WHERE app_id = k.app_id) AS budgets
+    FROM ({keys}) k
+    LEFT JOIN apps a ON a.id = k.app_id
+    LEFT JOIN organisations o ON o.id = a.organisation_id
+    ORDER BY k.id
+"""
+PAGE_OF_KEYS = KEYS.format(
+    keys="""
+        SELECT * FROM api_keys
+        WHERE id > $1::text::uuid AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+        ORDER BY id LIMIT $2
+    """
+)
+SOME_KEYS = KEYS.format(
+    keys="""
+        SELECT * FROM api_keys
+        WHERE digest = ANY($1) AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+    """
+)
+BEFORE_ALL = "00000000-0000-0000-0000-000000000000"
+REVOKED = """
+    SELECT k.digest
     FROM api_keys k
     LEFT JOIN apps a ON a.id = k.app_id
     LEFT JOIN organisations o ON o.id = a.organisation_id
-    WHERE k.revoked_at IS NULL AND a.revoked_at IS NULL AND o.revoked_at IS NULL
-      AND (k.expires_at IS NULL OR k.expires_at > now())
+    WHERE greatest(k.revoked_at, a.revoked_at, o.revoked_at) > now() - make_interval(secs => $1)
 """
 
 
-async def load_directory(connection: asyncpg.Connection) -> Directory:
-    """The directory as it stands in the database, all of one moment."""
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        apps = _apps(
-            [row async for row in connection.cursor(APPS, prefetch=PREFETCH)],
-            [row async for row in connection.cursor(LIMITS, prefetch=PREFETCH)],
-            [row async for row in connection.cursor(BUDGETS, prefetch=PREFETCH)],
-        )
-        directory = Directory()
-        async for row in connection.cursor(KEYS, prefetch=PREFETCH):
-            directory.accesses[row["digest"]] = _access(row, apps)
-        return directory
+async def load_directory(
+    connection: asyncpg.Connection, between: Callable[[dict[bytes, Access]], Awaitable[None]] | None = None
+) -> Directory:
+    """The directory as it stands in the database, read page by page.
+
+    Each page is a statement of its own, so that news comes in meanwhile; `between` is called after each
+    with what was read so far, which it may change. A change during the load is announced like any other.
+    """
+    reader = _Reader()
+    last = BEFORE_ALL
+    while rows := await connection.fetch(PAGE_OF_KEYS, last, PAGE):
+        for row in rows:
+            reader.read(row)
+        if between is not None:
+            await between(reader.accesses)
+        last = rows[-1]["id"]
+    return Directory(reader.accesses)
 
 
 async def load_accesses(connection: asyncpg.Connection, digests: Sequence[bytes]) -> dict[bytes, Access]:
     """The accesses of some keys by digest; keys that are unknown, revoked or expired are left out."""
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        keys = await connection.fetch(KEYS + " AND k.digest = ANY($1)", digests)
-        wanted = [row["app_id"] for row in keys if row["app_id"] is not None]
-        if not wanted:
-            apps: dict[str, App] = {}
-        else:
-            apps = _apps(
-                await connection.fetch(APPS + " WHERE id = ANY($1::text[]::uuid[])", wanted),
-                await connection.fetch(LIMITS + " WHERE app_id = ANY($1::text[]::uuid[])", wanted),
-                await connection.fetch(BUDGETS + " WHERE app_id = ANY($1::text[]::uuid[])", wanted),
-            )
-    return {row["digest"]: _access(row, apps) for row in keys}
+    reader = _Reader()
+    for row in await connection.fetch(SOME_KEYS, digests):
+        reader.read(row)
+    return reader.accesses
 
 
-def _access(row: asyncpg.Record, apps: dict[str, App]) -> Access:
-    app = None if row["app_id"] is None else apps[row["app_id"]]
-    return Access(row["id"], app, frozenset(row["scopes"]), row["expires_us"])
+async def load_revoked(connection: asyncpg.Connection, seconds: float) -> list[bytes]:
+    """The digests of keys that were revoked in the last so many seconds, alone or with their owners."""
+    return [row["digest"] for row in await connection.fetch(REVOKED, seconds)]
 
 
-def _apps(
-    apps: Iterable[asyncpg.Record], limits: Iterable[asyncpg.Record], budgets: Iterable[asyncpg.Record]
-) -> dict[str, App]:
-    limits_of: dict[str, list[Limit]] = {}
-    for row in limits:
-        limit = Limit(row["subject"], row["what"], row["window"], row["value"])
-        limits_of.setdefault(row["app_id"], []).append(limit)
-    budgets_of: dict[str, list[Budget]] = {}
-    for row in budgets:
-        budget = Budget(
-            row["subject"], row["period"], from_numeric(row["amount"]), row["currency"], row["hard"]
-        )
-        budgets_of.setdefault(row["app_id"], []).append(budget)
-    return {
-        row["id"]: App(
-            row["id"],
-            row["organisation_id"],
-            row["name"],
-            tuple(limits_of.get(row["id"], ())),
-            tuple(budgets_of.get(row["id"], ())),
-        )
-        for row in apps
-    }
+class _Reader:
+    """Makes values of rows, equal ones once."""
+
+    def __init__(self) -> None:
+        self.accesses: dict[bytes, Access] = {}
+        self._apps: dict[str, App] = {}
+        self._scopes: dict[str, frozenset[str]] = {}
+        self._limits: dict[str | None, tuple[Limit, ...]] = {None: ()}
+        self._budgets: dict[str | None, tuple[Budget, ...]] = {None: ()}
+
+    def read(self, row: asyncpg.Record) -> None:
+        if not row["live"]:
+            return
+        scopes = self._scopes.get(row["scopes"])
+        if scopes is None:
+            scopes = self._scopes[row["scopes"]] = frozenset(row["scopes"].split())
+        app = None
+        if row["app_id"] is not None:
+            app = self._apps.get(row["app_id"])
+            if app is None:
+                app = self._apps[row["app_id"]] = self._app(row)
+        self.accesses[row["digest"]] = Access(row["id"], app, scopes, row["expires_us"])
+
+    def _app(self, row: asyncpg.Record) -> App:
+        limits = self._limits.get(row["limits"])
+        if limits is None:
+            limits = self._limits[row["limits"]] = tuple(map(_limit, row["limits"].split(",")))
+        budgets = self._budgets.get(row["budgets"])
+        if budgets is None:
+            budgets = self._budgets[row["budgets"]] = tuple(map(_budget, row["budgets"].split(",")))
+        return App(row["app_id"], row["organisation_id"], row["app"], limits, budgets)
+
+
+def _limit(text: str) -> Limit:
+    subject, what, window, value = text.split()
+    return Limit(cast("Subject", subject), cast("What", what), cast("Window", window), int(value))
+
+
+def _budget(text: str) -> Budget:
+    subject, period, amount, currency, hard = text.split()
+    return Budget(
+        cast("Subject", subject), cast("Period", period), from_numeric(Decimal(amount)), currency, hard == "t"
+    )

@@ -46,7 +46,8 @@ class OwnPostgres:
         self._signal_all(signal.SIGCONT)
 
     def _signal_all(self, number: signal.Signals) -> None:
-        assert self.process is not None
+        if self.process is None:
+            return
         # Sessions of PostgreSQL lead process groups of their own.
         children = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=True
@@ -69,6 +70,6 @@ def own_postgres(folder: Path) -> Iterator[OwnPostgres]:
         databases.migrate(own.url)
         yield own
     finally:
+        own.thaw()
         if own.process is not None:
-            own.thaw()
             stop(own.process, signal.SIGINT, 10)

@@ -9,8 +9,8 @@ from hashlib import sha256
 import asyncpg
 import pytest
 
-from api.access import service
-from api.access.directory import Budget, Directory, Limit, load_accesses, load_directory
+from api.access import directory, service
+from api.access.directory import Access, Budget, Directory, Limit, load_accesses, load_directory
 from api.access.repository import BudgetRow
 from api.errors import Conflict, GatewayError, InvalidRequest, NotFound
 from ledger.ids import new_id
@@ -64,6 +64,29 @@ def test_one_key_alone_is_loaded_as_in_the_whole_directory(database: str) -> Non
         assert expires_us is not None
         assert keys[1].row.expires_at is not None
         assert expires_us == pytest.approx(keys[1].row.expires_at.timestamp() * 1e6, abs=1)
+
+    in_new_app(database, work)
+
+
+def test_a_directory_is_read_page_by_page_and_whole(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(connection: asyncpg.Connection, app: str) -> None:
+        monkeypatch.setattr(directory, "PAGE", 2)
+        gone = await service.create_app(connection, app.partition("/")[0], "gone")
+        for n in range(5):
+            await service.create_key(connection, app=gone.id, name=f"gone {n}")
+        kept = [await service.create_key(connection, app=app, name=str(n)) for n in range(5)]
+        await service.revoke_app(connection, gone.id)
+        sizes: list[int] = []
+
+        async def between(accesses: dict[bytes, Access]) -> None:
+            sizes.append(len(accesses))
+
+        whole = await load_directory(connection, between)
+        assert all(whole.find(shown.key.encode()) for shown in kept)
+        assert sizes == sorted(sizes)
+        assert len(sizes) >= 5  # pages of nothing but revoked keys do not end the load
+        names = {access.app.name for access in whole.accesses.values() if access.app is not None}
+        assert "gone" not in names
 
     in_new_app(database, work)
 

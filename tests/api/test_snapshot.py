@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -112,6 +111,36 @@ async def test_models_and_prices_arrive_within_a_second_and_whoever_asked_is_tol
         await connection.close()
 
 
+async def test_a_revocation_does_not_wait_for_the_next_load_of_a_large_directory(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_module, "REST_FACTOR", 1e9)
+    async with running(database) as snapshot:
+        monkeypatch.setattr(snapshot_module, "REST_MAX", 60.0)
+        connection = await asyncpg.connect(database)
+        shown = [await new_key(connection) for _ in range(4)]
+        keys = [one.key.encode() for one in shown]
+        # The load that the start caused is the last one for a minute from here on.
+        snapshot._directory_from = 0.0
+        snapshot._announced("api_keys")
+        await until(lambda: all(map(snapshot.directory.find, keys)), "the keys are known")
+        directory = snapshot.directory
+        await service.revoke_key(connection, shown[0].row.id)
+        assert shown[1].row.app is not None
+        assert shown[2].row.app is not None
+        await service.revoke_app(connection, shown[1].row.app)
+        await service.revoke_organisation(connection, shown[2].row.app.partition("/")[0])
+        await until(lambda: not any(map(snapshot.directory.find, keys[:3])), "the revoked keys are gone")
+        assert snapshot.directory.find(keys[3]) is not None
+        late = await new_key(connection)
+        assert await snapshot.look_up_key(late.key.encode()) is not None
+        assert snapshot.directory is directory  # nothing was loaded as a whole
+        pool = catalogue.Pool(model=f"m-{new_id()}", engine_urls=["http://127.0.0.1:8001"])
+        await catalogue.add_model(connection, pool)
+        await until(lambda: pool.model in snapshot.registry.models, "the model arrived")
+        await connection.close()
+
+
 async def test_a_key_that_expires_stops_without_any_news(database: str) -> None:
     async with running(database) as snapshot:
         connection = await asyncpg.connect(database)
@@ -178,11 +207,19 @@ async def test_a_new_key_can_be_looked_up_before_the_news_has_arrived(
         await connection.close()
 
 
-@pytest.fixture
-def own(tmp_path_factory: pytest.TempPathFactory) -> object:
-    folder: Path = tmp_path_factory.mktemp("own")
-    with own_postgres(folder) as running_postgres:
+@pytest.fixture(scope="module")
+def _own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnPostgres]:
+    with own_postgres(tmp_path_factory.mktemp("own")) as running_postgres:
         yield running_postgres
+
+
+@pytest.fixture
+def own(_own: OwnPostgres) -> Iterator[OwnPostgres]:
+    """A server that this test may harm; it runs again for the next one."""
+    yield _own
+    _own.thaw()
+    if _own.process is None:
+        _own.start()
 
 
 async def test_known_keys_outlive_postgres_and_what_changed_meanwhile_is_there_when_it_is_back(
