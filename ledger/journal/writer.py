@@ -6,11 +6,8 @@ host.
 """
 
 import asyncio
-import itertools
 import logging
 import os
-import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,13 +16,12 @@ from typing import TypeAlias
 from ledger.errors import CallNotOpen, JournalFull
 from ledger.journal.frames import HEADER_BYTES, frame
 from ledger.journal.records import CloseRecord, OpenRecord, encode_close, encode_open
-from ledger.journal.segments import Segment, SegmentName, create
+from ledger.journal.room import RETRY_SECONDS, Room
+from ledger.journal.segments import Segment
 
 SEGMENT_BYTES = 8 << 20
 SYNC_SECONDS = 0.05
 CLOSE_ROOM = 2048  # bytes reserved for each open call's close, frame header included
-RETRY_SECONDS = 0.25  # between two tries to get room on a full disk
-FAILING_SECONDS = 5.0  # the longest pause before another file is tried on a disk that fails again and again
 
 _CLOSE_LIMIT = CLOSE_ROOM - HEADER_BYTES
 _STOPPING = "This process is stopping and takes no more calls."
@@ -56,13 +52,9 @@ class Journal:
         sync_seconds: float = SYNC_SECONDS,
         strict: bool = False,
     ) -> None:
-        self._folder = folder
         self._loop = loop
-        self._segment_bytes = segment_bytes
         self._sync_seconds = 0.0 if strict else sync_seconds
         self._strict = strict
-        self._process = socket.gethostname(), os.getpid(), time.time_ns() // 1000
-        self._numbers = itertools.count(1)  # its next() is one step, also beside the thread's
         self._calls: dict[str, Segment] = {}
         self._batch: list[_Entry] = []
         self._touched: list[Segment] = []
@@ -72,18 +64,11 @@ class Journal:
         self._rehouse_timer: asyncio.TimerHandle | None = None
         self._sync_planned = False
         self._sync_running: asyncio.Future[_Failures] | None = None
-        self._spare: Segment | None = None
-        self._spare_coming: asyncio.Future[Segment] | None = None
-        self._spare_after = 0.0  # loop time before which no spare is ordered
-        self._full_until = 0.0  # loop time before which no new segment is tried
-        self._full_reason = ""
-        self._broke_at = -1e9  # loop time of the last segment that failed
-        self._failing_pause = 0.0
         self._stopped = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._room = Room(folder, loop, self._thread, segment_bytes)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._current = self._create(segment_bytes)
+            self._current = self._room.first()
         except OSError as error:
             raise JournalFull(
                 f"No journal can be kept in {folder}: {error.strerror}. Make room or name another folder."
@@ -100,7 +85,7 @@ class Journal:
         if self._stopped:
             raise JournalFull(_STOPPING)
         record = frame(encode_open(call))
-        segment = self._room(len(record), CLOSE_ROOM)
+        segment = self._place(len(record), CLOSE_ROOM)
         self._calls[call.id] = segment
         segment.calls += 1
         self._append((record, then, failed, call.id, segment))
@@ -129,7 +114,7 @@ class Journal:
         if self._stopped:
             raise JournalFull(_STOPPING)
         record = frame(encode_open(call)) + frame(encode_close(close, _CLOSE_LIMIT))
-        segment = self._room(len(record), 0)
+        segment = self._place(len(record), 0)
         self._append((record, then, failed, call.id, segment))
 
     @property
@@ -139,7 +124,7 @@ class Journal:
     @property
     def full_reason(self) -> str:
         """Why no call could be opened at the last try; empty when all is well."""
-        return self._full_reason
+        return self._room.reason
 
     async def stop(self) -> None:
         """Write and sync what was handed in, then let the drainer have all files.
@@ -147,7 +132,7 @@ class Journal:
         Calls that are still open now end as `interrupted`.
         """
         self._stopped = True
-        self._full_until = 0.0
+        self._room.retry_now()
         self._rehouse()
         while True:
             self._flush()
@@ -160,90 +145,33 @@ class Journal:
                 break
         if self._homeless:
             log.error("%d closes could not be written: their calls end as interrupted", len(self._homeless))
-        if self._spare_coming is not None:
-            await asyncio.wait([self._spare_coming])
-            await asyncio.sleep(0)
-        if self._spare is not None:
-            self._spare.discard()
-            self._spare = None
+        await self._room.stop()
         if self._rehouse_timer is not None:
             self._rehouse_timer.cancel()
         for segment in self._held:
             segment.release()
         self._held.clear()
+        self._calls.clear()
         self._thread.shutdown()
 
-    # Room
-
-    def _room(self, record: int, reserve: int) -> Segment:
+    def _place(self, record: int, reserve: int) -> Segment:
+        """Where a record of so many bytes goes. Raises JournalFull when it fits nowhere."""
         segment = self._current
         used = segment.end + segment.calls * CLOSE_ROOM + record + reserve
         if used > segment.size or segment.broken:
-            segment = self._roll(record + reserve)
-        elif used > segment.size >> 1 and self._spare is None and self._spare_coming is None:
-            self._order_spare()
+            previous, self._current = segment, self._room.next(record + reserve)
+            segment = self._current
+            self._held.append(segment)
+            self._release_if_done(previous)
+        elif used > segment.size >> 1:
+            self._room.ahead()
         return segment
-
-    def _roll(self, need: int) -> Segment:
-        """Go on in a new segment. Raises JournalFull when there is none to be had."""
-        if self._spare is not None and self._spare.size >= need:
-            segment, self._spare = self._spare, None
-        else:
-            if self._loop.time() < self._full_until:
-                raise JournalFull(self._full_reason)
-            try:
-                segment = self._create(max(self._segment_bytes, need))
-            except OSError as error:
-                self._note_full(error)
-                raise JournalFull(self._full_reason) from error
-        if self._full_reason:
-            log.warning("journal has room again in %s", self._folder)
-            self._full_reason = ""
-        previous, self._current = self._current, segment
-        self._held.append(segment)
-        self._release_if_done(previous)
-        return segment
-
-    def _create(self, size: int) -> Segment:
-        return create(self._folder, SegmentName(*self._process, next(self._numbers)), size)
-
-    def _note_full(self, error: OSError) -> None:
-        if not self._full_reason:
-            log.error("journal is full: %s (%s)", error.strerror, self._folder)
-        self._full_until = self._loop.time() + RETRY_SECONDS
-        self._full_reason = f"The journal has no room for another call ({error.strerror})."
-
-    def _order_spare(self) -> None:
-        # Allocating takes a millisecond or more: done in the thread, half a segment ahead of need.
-        if self._loop.time() < self._spare_after:
-            return
-        coming = self._loop.run_in_executor(self._thread, self._create, self._segment_bytes)
-        self._spare_coming = coming
-        coming.add_done_callback(self._spare_came)
-
-    def _spare_came(self, coming: "asyncio.Future[Segment]") -> None:
-        self._spare_coming = None
-        error = coming.exception()
-        if error is None:
-            self._spare = coming.result()
-        elif isinstance(error, OSError):
-            # Not full yet: the current segment has room. The next order waits a little.
-            self._spare_after = self._loop.time() + RETRY_SECONDS
-        else:
-            raise error
 
     def _broke(self, segment: Segment, error: OSError) -> None:
-        """Nothing more goes to this file. The next one is tried at once, later ones with growing pauses."""
+        """Nothing more goes to this file."""
         log.error("journal cannot be written: %s (%s)", error.strerror, segment.path)
         segment.broken = True
-        now = self._loop.time()
-        if now - self._broke_at > 2 * FAILING_SECONDS:
-            self._failing_pause = 0.0
-        else:
-            self._failing_pause = min(max(2 * self._failing_pause, RETRY_SECONDS), FAILING_SECONDS)
-            self._full_until = now + self._failing_pause
-            self._full_reason = f"The journal cannot be written ({error.strerror})."
-        self._broke_at = now
+        self._room.failed(error)
 
     def _release_if_done(self, segment: Segment) -> None:
         if segment is self._current or segment.calls or segment.queue or segment.syncing:
@@ -323,7 +251,7 @@ class Journal:
         homeless, self._homeless = self._homeless, []
         for number, (record, then, failed, call_id, _) in enumerate(homeless):
             try:
-                segment = self._room(len(record), 0)
+                segment = self._place(len(record), 0)
             except JournalFull:
                 self._homeless = homeless[number:]
                 if self._rehouse_timer is not None:

@@ -13,7 +13,8 @@ import pytest
 from ledger.errors import CallNotOpen, JournalFull
 from ledger.journal import segments
 from ledger.journal.records import CloseRecord, OpenRecord
-from ledger.journal.writer import CLOSE_ROOM, RETRY_SECONDS, Journal
+from ledger.journal.room import LOOK_SECONDS, RETRY_SECONDS
+from ledger.journal.writer import CLOSE_ROOM, Journal
 from tests.ledger.calls import closed, in_loop, never, nothing, opened, records
 
 SMALL = 64 << 10  # bytes in a segment: about 27 calls that are open, or 90 whole ones
@@ -222,7 +223,7 @@ def test_the_next_segment_is_made_ahead_of_need(tmp_path: Path, disk: Disk) -> N
         journal = Journal(tmp_path, loop=loop, segment_bytes=SMALL)
         for _ in range(20):
             journal.open(opened(), nothing, never)
-        await until(lambda: journal._spare)
+        await until(lambda: journal._room._spare)
         disk.create_error = errno.ENOSPC  # nothing is created any more when the first one is full
         for _ in range(20):
             journal.open(opened(), nothing, never)
@@ -292,6 +293,24 @@ def test_when_there_is_room_again_calls_are_taken_again(tmp_path: Path, disk: Di
     in_loop(work)
 
 
+def test_room_is_noticed_also_while_nobody_calls(tmp_path: Path, disk: Disk) -> None:
+    async def work(loop: asyncio.AbstractEventLoop) -> None:
+        journal = Journal(tmp_path, loop=loop, segment_bytes=SMALL)
+        assert journal.full_reason == ""
+        disk.create_error = errno.ENOSPC
+        fill(journal, [])
+        assert "No space left" in journal.full_reason
+        await asyncio.sleep(LOOK_SECONDS * 1.2)
+        assert journal.full_reason
+        disk.create_error = None
+        await until(lambda: not journal.full_reason)
+        journal.open(opened(), nothing, never)
+        await journal.stop()
+        assert len(files(tmp_path)) == 2
+
+    in_loop(work)
+
+
 def test_a_folder_without_room_for_the_first_segment_is_refused_at_once_and_left_clean(
     tmp_path: Path, disk: Disk
 ) -> None:
@@ -307,7 +326,10 @@ def test_a_folder_without_room_for_the_first_segment_is_refused_at_once_and_left
 def test_a_stopped_journal_takes_no_more_calls(tmp_path: Path) -> None:
     async def work(loop: asyncio.AbstractEventLoop) -> None:
         journal = Journal(tmp_path, loop=loop)
+        journal.open(late := opened(), nothing, never)
         await journal.stop()
+        with pytest.raises(CallNotOpen):
+            journal.close_call(closed(late), nothing)
         with pytest.raises(JournalFull, match="stopping"):
             journal.open(opened(), nothing, never)
         with pytest.raises(JournalFull, match="stopping"):
