@@ -28,7 +28,7 @@ class Census:
         self._lease_ms, self._grace_ms = lease_ms, round(grace_seconds * 1000)
         self._sha = client.script(CENSUS)
         self._born = b""
-        self._peers: tuple[bytes, ...] = ()
+        self.peers: tuple[bytes, ...] = ()
         self._age_ms = self._awaited = 0
 
     def call(self) -> "asyncio.Future[bool]":
@@ -47,7 +47,7 @@ class Census:
 
         lease = b"%d" % self._lease_ms
         self._client.call(
-            (b"EVALSHA", self._sha, b"3", *KEYS, self._name, lease, self._born, *self._peers), answered
+            (b"EVALSHA", self._sha, b"3", *KEYS, self._name, lease, self._born, *self.peers), answered
         )
         return future
 
@@ -67,5 +67,5 @@ class Census:
         born, age, awaited, *alive = reply.split()
         lost = bool(self._born) and born != self._born
         self._born, self._age_ms, self._awaited = born, int(age), int(awaited)
-        self._peers = tuple(name for name in alive if name != self._name)
+        self.peers = tuple(name for name in alive if name != self._name)
         return lost

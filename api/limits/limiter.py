@@ -126,6 +126,11 @@ class Limiter:
         """Settlements that the limits server has not confirmed yet."""
         return self.settling + len(self._unsettled)
 
+    @property
+    def peers(self) -> tuple[bytes, ...]:
+        """The other processes that work with this limits server, as of the last heartbeat."""
+        return self._census.peers
+
     async def stop(self) -> None:
         """Wait a moment for the last settlements, then take leave. Open calls keep what they hold."""
         self._resend()
