@@ -28,7 +28,6 @@ from bench.processes import Cores, cores, free_port, running, wait_for_answer
 
 REPLICAS = 2
 TOKENS = 64
-PROMPT_BYTES = 800
 USERS = 100
 
 
@@ -80,12 +79,15 @@ def served(addresses: list[str]) -> int:
     return sum(count["calls"] + count["streams"] for count in counts)
 
 
-def load(target: Target, shape: Shape, where: Cores, *, warmup: float, seconds: float) -> dict[str, Any]:
+def load(
+    target: Target, shape: Shape, where: Cores, *, warmup: float, seconds: float, prompt_bytes: int = 800
+) -> dict[str, Any]:
+    """What bench.load says of one load on one peer. `prompt_bytes`: of the system prompt in each call."""
     pids = [f"gateway={target.pid}", *(f"{name}={pid}" for name, pid in target.beside.items())]
     words = [
         *("taskset", "-c", str(where.rest), sys.executable, "-m", "bench.load"),
         *(f"{target.url}/v1/chat/completions", "--key", target.key, *shape.words()),
-        *("--tokens", str(TOKENS), "--prompt-bytes", str(PROMPT_BYTES), "--users", str(USERS)),
+        *("--tokens", str(TOKENS), "--prompt-bytes", str(prompt_bytes), "--users", str(USERS)),
         *("--warmup", str(warmup), "--seconds", str(seconds)),
         *(word for pid in pids for word in ("--pid", pid)),
     ]
@@ -100,7 +102,14 @@ def take_turn(name: str, turn: int, options: argparse.Namespace, results: Result
     with peers.find(name).running(stage) as target:
         asked = 0
         for shape in SHAPES:
-            figures = load(target, shape, stage.cores, warmup=options.warmup, seconds=options.seconds)
+            figures = load(
+                target,
+                shape,
+                stage.cores,
+                warmup=options.warmup,
+                seconds=options.seconds,
+                prompt_bytes=options.prompt_bytes,
+            )
             results.figures.setdefault((name, shape.name), []).append(figures)
             asked += figures["asked"]
             print(report.line(f"turn {turn}", name, shape, figures), flush=True)
@@ -126,6 +135,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3, help="turns of each peer")
     parser.add_argument("--seconds", type=float, default=8, help="measured seconds per load")
     parser.add_argument("--warmup", type=float, default=2)
+    parser.add_argument("--prompt-bytes", type=int, default=800, help="size of each prompt (default 800)")
     parser.add_argument("--quick", action="store_true", help="one turn of 2 s per load, nothing written")
     parser.add_argument("--profile", action="store_true", help="say where the API process spends its time")
     options = parser.parse_args()
@@ -148,9 +158,12 @@ def main() -> int:
                     place = folder / f"{name}-{turn}"
                     place.mkdir()
                     take_turn(name, turn, options, results, Stage(addresses, place, where))
-    summary = report.Summary(results.figures, results.faults, results.asked, options.runs, options.seconds)
+    summary = report.Summary(
+        results.figures, results.faults, results.asked, options.runs, options.seconds, options.prompt_bytes
+    )
     print(summary.markdown(SHAPES, names))
-    if not options.quick and {report.OURS, report.REFERENCE} <= set(names) and not results.faults:
+    complete = {report.OURS, report.REFERENCE} <= set(names) and options.prompt_bytes == 800
+    if complete and not options.quick and not results.faults:
         summary.write(SHAPES, names, ROOT / "bench")
     return 1 if results.faults else 0
 

@@ -18,8 +18,8 @@ Figures = dict[str, Any]
 HOW = """\
 The gateway's process has one core to itself; two stand-in engines, the load and all other servers share
 the other. {turns} turns of each, interleaved, {seconds:.0f} s per load; medians, and in brackets the
-median of each turn's ratio to vllm-router. Prompts of 800 bytes, answers of 64 tokens, streamed 10 ms
-apart. Tollgate runs with everything on: key, limits of app and end user, budget hold, cache look-up
+median of each turn's ratio to vllm-router. Prompts of {prompt_bytes} bytes, answers of 64 tokens,
+streamed 10 ms apart. Tollgate runs with everything on: key, limits of app and end user, budget hold, cache look-up
 (every prompt is new), choice of replica, two journal records per call, ledger. Latency of a stream is
 that of its first byte.
 """
@@ -67,6 +67,7 @@ class Summary:
     asked: dict[str, int]
     turns: int
     seconds: float
+    prompt_bytes: int = 800
 
     def cost(self, name: str, shape: Shape, server: str = "gateway") -> float | None:
         """Median over the turns, µs of CPU per call or per token."""
@@ -133,7 +134,7 @@ class Summary:
         (folder / "results.svg").write_text(self.plot(shapes, names))
         (folder / "RESULTS.md").write_text(
             f"# What a call costs\n\nMade by `make bench` on {today}; {machine()}.\n\n"
-            f"{HOW.format(turns=self.turns, seconds=self.seconds)}\n"
+            f"{HOW.format(turns=self.turns, seconds=self.seconds, prompt_bytes=self.prompt_bytes)}\n"
             f"{self.markdown(shapes, names)}\n\n![CPU per call and per token](results.svg)\n"
         )
 
