@@ -54,7 +54,7 @@ def _make(name: Checkpoint, gguf: Path, folder: Path, where: Environment, stamp:
         shutil.rmtree(old, ignore_errors=True)
     unfinished.mkdir()
     made = subprocess.run(
-        [str(where.python), str(RECIPE), name, str(gguf), str(unfinished)],
+        [str(where.python), "-I", str(RECIPE), name, str(gguf), str(unfinished)],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
         capture_output=True,
         text=True,

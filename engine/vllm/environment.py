@@ -25,7 +25,8 @@ SPACE = {"cpu": 4 << 30, "gpu": 16 << 30}  # bytes that making it may need: down
 
 Device = Literal["cpu", "gpu"]
 
-# Runs pip in such a way that it dies with the process that waits for it, however that one ends.
+# Runs pip so that it dies with the process that waits for it, however that one ends. The environment's
+# Python is always run isolated (-I): it must not see the packages of the folder that Tollgate was started in.
 _PIP = (
     "import ctypes, runpy, signal, sys;"
     "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, signal.SIGKILL);"
@@ -150,7 +151,7 @@ class _Builder:
 
     def _works(self) -> bool:
         """False for one that was moved, or whose making was cut off before pip was in it."""
-        trial = [str(self._wanted.python), "-c", "import pip, sys; print(sys.prefix)"]
+        trial = [str(self._wanted.python), "-I", "-c", "import pip, sys; print(sys.prefix)"]
         told = subprocess.run(trial, capture_output=True, text=True, check=False)
         return told.stdout.strip() == str(self._wanted.folder)
 
@@ -158,7 +159,7 @@ class _Builder:
         """Run `pip install` with `words`, telling each package; the log has everything."""
         self._progress(f"installing {what}")
         install = ["install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check"]
-        command = [str(self._wanted.python), "-c", _PIP, *install, "--only-binary", ":all:", *words]
+        command = [str(self._wanted.python), "-I", "-c", _PIP, *install, "--only-binary", ":all:", *words]
         trouble = ""
         with (
             open(self._log, "a") as log,
@@ -180,7 +181,7 @@ class _Builder:
         """Install once more what an earlier run was killed in the middle of: its files are not all there."""
         script = importlib.resources.files("engine.vllm").joinpath("unfinished.py").read_text()
         told = subprocess.run(
-            [str(self._wanted.python), "-c", script], capture_output=True, text=True, check=False
+            [str(self._wanted.python), "-I", "-c", script], capture_output=True, text=True, check=False
         )
         if told.returncode != 0:
             raise EnvironmentNotBuilt(f"{self._wanted.folder} cannot be checked: remove it and try again.")

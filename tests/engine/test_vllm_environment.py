@@ -63,10 +63,16 @@ def test_too_little_room_is_said_before_anything_is_fetched(
     assert not (tmp_path / "none").exists()
 
 
-def test_what_pip_cannot_find_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_what_pip_cannot_find_is_said_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CHECKOUT)
     wanted = environment(folder=tmp_path / "env", kind="cpu")
-    builder = environments._Builder(wanted, progress=print)
+    told: list[str] = []
+    builder = environments._Builder(wanted, progress=told.append)
     builder._make_empty_environment()
+    builder._repair()
+    assert told == ["making an empty environment"]  # whole, although the checkout has packages of its own
     with pytest.raises(EnvironmentNotBuilt, match=r"no-such-folder.*build\.log"):
         builder._pip("nothing", "--no-index", "-r", str(tmp_path / "no-such-folder" / "list.txt"))
     assert (wanted.folder / "build.log").read_text()
