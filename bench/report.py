@@ -19,9 +19,9 @@ HOW = """\
 The gateway's process has one core to itself; two stand-in engines, the load and all other servers share
 the other. {turns} turns of each, interleaved, {seconds:.0f} s per load; medians, and in brackets the
 median of each turn's ratio to vllm-router. Prompts of {prompt_bytes} bytes, answers of 64 tokens,
-streamed 10 ms apart. Tollgate runs with everything on: key, limits of app and end user, budget hold, cache look-up
-(every prompt is new), choice of replica, two journal records per call, ledger. Latency of a stream is
-that of its first byte.
+streamed 10 ms apart. Tollgate runs with everything on: key, limits of app and end user, budget hold,
+cache look-up (every prompt is new), choice of replica, two journal records per call, ledger. Latency of
+a stream is that of its first byte.
 """
 
 
