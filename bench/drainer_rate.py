@@ -8,7 +8,6 @@ Prints wall clock and CPU per row of the drainer's process.
 
 import argparse
 import asyncio
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -74,10 +73,9 @@ def main() -> None:
                 counted = connection.execute("SELECT count(*), sum(charge) FROM usage").fetchone()
             if counted is None or counted[0] != options.rows:
                 raise RuntimeError(f"{counted} instead of {options.rows} rows")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(
         f"{options.rows / wall:,.0f} rows/s; CPU per row: drainer {cpu / options.rows * 1e6:.1f} us, "
-        f"Postgres {postgres / options.rows * 1e6:.1f} us; the drainer's peak {peak} MiB"
+        f"Postgres {postgres / options.rows * 1e6:.1f} us"
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from ledger.errors import CallNotOpen, JournalFull
 from ledger.journal import segments
 from ledger.journal.records import CloseRecord, OpenRecord
-from ledger.journal.room import LOOK_SECONDS, RETRY_SECONDS
+from ledger.journal.room import RETRY_SECONDS
 from ledger.journal.writer import CLOSE_ROOM, Journal
 from tests.ledger.calls import closed, in_loop, never, nothing, opened, records
 
@@ -293,14 +293,18 @@ def test_when_there_is_room_again_calls_are_taken_again(tmp_path: Path, disk: Di
     in_loop(work)
 
 
-def test_room_is_noticed_also_while_nobody_calls(tmp_path: Path, disk: Disk) -> None:
+def test_room_is_noticed_also_while_nobody_calls(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledger.journal.room.LOOK_SECONDS", 0.02)
+
     async def work(loop: asyncio.AbstractEventLoop) -> None:
         journal = Journal(tmp_path, loop=loop, segment_bytes=SMALL)
         assert journal.full_reason == ""
         disk.create_error = errno.ENOSPC
         fill(journal, [])
         assert "No space left" in journal.full_reason
-        await asyncio.sleep(LOOK_SECONDS * 1.2)
+        await asyncio.sleep(0.1)
         assert journal.full_reason
         disk.create_error = None
         await until(lambda: not journal.full_reason)
