@@ -39,14 +39,14 @@ class StrictRoute(APIRoute):
         return strict_handler
 
 
-def snapshot_of(request: Request) -> Snapshot:
+async def snapshot_of(request: Request) -> Snapshot:
     snapshot: Snapshot = request.app.state.snapshot
     return snapshot
 
 
 async def any_access(request: Request) -> Access:
     """The access of a good key, whatever its scopes."""
-    return await find_access(snapshot_of(request), request.headers.raw)
+    return await find_access(request.app.state.snapshot, request.headers.raw)
 
 
 async def admin_access(access: Annotated[Access, Depends(any_access)]) -> Access:

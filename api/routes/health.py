@@ -22,7 +22,7 @@ class Readiness(BaseModel):
     checks: dict[str, bool]
 
 
-def checks_of(request: Request) -> Mapping[str, Any]:
+async def checks_of(request: Request) -> Mapping[str, Any]:
     health: Callable[[], Mapping[str, Any]] = request.app.state.health
     return health()
 

@@ -396,6 +396,7 @@ def test_postgres_away_is_a_503_and_never_a_401(tmp_path_factory: pytest.TempPat
         assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
         own.start()
         until(lambda: client.get("/admin/v1/orgs").status_code == 200, "admin routes work again", 5)
+        until(lambda: served.snapshot.connected, "keys can be checked again", 5)
         unknown = client.get("/v1/models", headers={"authorization": "Bearer tg-unknown"})
         assert unknown.status_code == 401
 
