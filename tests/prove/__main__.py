@@ -25,7 +25,9 @@ KEPT = Path(__file__).resolve().parents[2] / "prove-report" / "report.txt"
 def names() -> list[str]:
     """The proofs there are."""
     return sorted(
-        found.name for found in pkgutil.iter_modules(tests.prove.__path__) if found.name not in NO_PROOFS
+        found.name
+        for found in pkgutil.iter_modules(tests.prove.__path__)
+        if not found.ispkg and found.name not in NO_PROOFS
     )
 
 
