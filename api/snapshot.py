@@ -47,10 +47,10 @@ REVOKED_MARGIN = 600.0  # seconds; a revocation is dated by the start of its tra
 BACKOFF_FIRST = 0.05  # seconds
 BACKOFF_MAX = 0.5  # seconds; short, because a revoked key works until the connection is back
 
-# Rows written so far to the tables that a snapshot is made of, counted by Postgres itself: it differs after
+# Rows written so far to each table that a snapshot is made of, counted by Postgres itself: it differs after
 # any change, also one whose announcement was lost.
 WRITES = """
-    SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)::bigint FROM pg_stat_user_tables
+    SELECT relname::text, n_tup_ins + n_tup_upd + n_tup_del AS rows FROM pg_stat_user_tables
     WHERE relname = ANY($1)
 """
 
@@ -74,7 +74,7 @@ class Snapshot:
         self._url = database_url
         self._lookup = KeyLookup(database_url)
         self._fresh_at = time.monotonic()  # when the database last answered
-        self._writes: int | None = None
+        self._writes: dict[str, int] = {}  # by part, as of its last load
         self._due: set[str] = set()  # parts to load
         self._wake = asyncio.Event()  # something is due, or the connection was lost
         self._loaded = asyncio.Event()
@@ -164,16 +164,15 @@ class Snapshot:
         self._wake.set()
 
     async def _poll(self, connection: asyncpg.Connection) -> None:
-        writes = await connection.fetchval(WRITES, list(PARTS))
+        writes = await _written(connection)
         self._fresh_at = time.monotonic()
-        if writes != self._writes:
-            self._due |= ALL_PARTS
+        self._due |= {part for part in ALL_PARTS if writes[part] != self._writes.get(part)}
 
     async def _load(self, connection: asyncpg.Connection) -> None:
         """Loads what is due; of the directory only revocations, while its last whole load is too recent."""
         due, self._due = self._due, set()
         try:
-            writes = await connection.fetchval(WRITES, list(PARTS))
+            writes = await _written(connection)
             if "registry" in due:
                 self.registry = await load_registry(connection, self.registry)
             if "prices" in due:
@@ -183,7 +182,7 @@ class Snapshot:
         except BaseException:
             self._due |= due
             raise
-        self._writes = writes
+        self._writes |= {part: writes[part] for part in due - self._due}
         self._fresh_at = time.monotonic()
         self.loaded_at = time.time()
         if not self.connected:
@@ -220,3 +219,11 @@ class Snapshot:
         for digest in await load_revoked(connection, since):
             for accesses in directories:
                 accesses.pop(digest, None)
+
+
+async def _written(connection: asyncpg.Connection) -> dict[str, int]:
+    """Rows written so far to the tables of each part."""
+    written = dict.fromkeys(ALL_PARTS, 0)
+    for row in await connection.fetch(WRITES, list(PARTS)):
+        written[PARTS[row["relname"]]] += row["rows"]
+    return written
