@@ -14,7 +14,7 @@ async def find_access(snapshot: Snapshot, headers: Iterable[tuple[bytes, bytes]]
     Raises InvalidKey when there is no key or a bad one, DirectoryUnavailable when nobody can tell: the key
     is not known here and Postgres is away, or Postgres has been away for longer than KEY_STALE_MAX.
     """
-    key = key_from_headers(headers)
+    key = key_from_headers(dict(headers))
     if key is None:
         raise InvalidKey
     if snapshot.stale():

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -28,21 +28,17 @@ def make_key() -> NewKey:
     return NewKey(key, sha256(key.encode("ascii")).digest(), key[:PREFIX_LENGTH])
 
 
-def key_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+def key_from_headers(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The caller's key, from `Authorization: Bearer KEY` or `x-api-key: KEY`; header names in lower case.
 
     None when neither is there or what is there is empty. A key in the address is not looked for: addresses
     are logged.
     """
-    other = None
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, key = value.partition(b" ")
-            if scheme.lower() == b"bearer" and (key := key.strip()):
-                return key
-        elif name == b"x-api-key":
-            other = value.strip() or None
-    return other
+    value = headers.get(b"authorization")
+    if value is not None and value[:7].lower() == b"bearer " and (key := value[7:].strip()):
+        return key
+    value = headers.get(b"x-api-key")
+    return (value.strip() or None) if value is not None else None
 
 
 def redacted(text: str) -> str:

@@ -7,7 +7,16 @@ import time
 from functools import partial
 
 from api.access.directory import Access
-from api.errors import GatewayError, InvalidKey, InvalidRequest, ModelNotFound, NotPermitted, Unavailable
+from api.access.keys import key_from_headers
+from api.errors import (
+    DirectoryUnavailable,
+    GatewayError,
+    InvalidKey,
+    InvalidRequest,
+    ModelNotFound,
+    NotPermitted,
+    Unavailable,
+)
 from api.lane import body as bodies
 from api.lane.call import Call, no_replica
 from api.lane.charge import NOTHING
@@ -29,26 +38,20 @@ def begin(call: Call) -> None:
     try:
         if lane.ending:
             raise Unavailable("The gateway is shutting down; call again.", "shutting_down")
-        key = given_key(call.headers)
+        key = key_from_headers(call.headers)
         if key is None:
             raise InvalidKey
+        if lane.snapshot.stale():
+            raise DirectoryUnavailable
         access = lane.snapshot.directory.find(key)
-        if access is None or lane.snapshot.stale():
+        if access is None:
             lane.spawn(_look_up(call, key))
         else:
             _with_access(call, access)
     except GatewayError as error:
         call.refuse(error)
-    except Exception:
-        call.broken()
-
-
-def given_key(headers: dict[bytes, bytes]) -> bytes | None:
-    """The caller's key: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients may send."""
-    value = headers.get(b"authorization")
-    if value is None:
-        return headers.get(b"x-api-key")
-    return value[7:].strip() if value[:7].lower() == b"bearer " else None
+    except Exception as error:
+        call.broken(error)
 
 
 async def _look_up(call: Call, key: bytes) -> None:
@@ -62,8 +65,8 @@ async def _look_up(call: Call, key: bytes) -> None:
             _with_access(call, access)
     except GatewayError as error:
         call.refuse(error)
-    except Exception:
-        call.broken()
+    except Exception as error:
+        call.broken(error)
 
 
 def _with_access(call: Call, access: Access) -> None:
@@ -133,8 +136,8 @@ def _admitted(call: Call, decision: Decision) -> None:
             )
         else:
             call.refuse(Unavailable(decision.message, "limits_unavailable", decision.retry_after_s))
-    except Exception:
-        call.broken()
+    except Exception as error:
+        call.broken(error)
 
 
 def _look_in_cache(call: Call) -> None:
@@ -159,8 +162,8 @@ def _looked_up(call: Call, answer: bytes | None) -> None:
             call.dispatch()
         else:
             _serve(call, answer)
-    except Exception:
-        call.broken()
+    except Exception as error:
+        call.broken(error)
 
 
 def _serve(call: Call, answer: bytes) -> None:

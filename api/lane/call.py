@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from api.access.directory import Access
+from api.edge import whereabouts
 from api.errors import GatewayError, InternalError, Unavailable
 from api.lane import reply
 from api.lane.answer import Answer, RefusedAnswer, StreamedAnswer, WholeAnswer
@@ -170,8 +171,8 @@ class Call:
         if answer is not None:
             try:
                 answer.body(data)
-            except Exception:
-                self.broken()
+            except Exception as error:
+                self.broken(error)
 
     def upstream_end(self) -> None:
         self.exchange = None
@@ -180,8 +181,8 @@ class Call:
                 self.upstream_lost("the engine sent no answer", True)
             else:
                 self.answer.end()
-        except Exception:
-            self.broken()
+        except Exception as error:
+            self.broken(error)
 
     def upstream_lost(self, reason: str, sent: bool) -> None:
         exchange, self.exchange = self.exchange, None
@@ -263,8 +264,8 @@ class Call:
                 self._tell(self.failure)
             elif self.answer is not None:
                 self.answer.finish()
-        except Exception:
-            self.broken()
+        except Exception as error:
+            self.broken(error)
 
     def fail(self, outcome: str, error: GatewayError) -> None:
         """End with an error that the caller sees. Nothing is charged."""
@@ -334,9 +335,9 @@ class Call:
         """The call comes to nothing before it began: it counts against no limit."""
         self.lane.limiter.withdraw(self.id)
 
-    def broken(self) -> None:
-        """A fault of ours: logged, booked as one, told without detail."""
-        self.lane.log.exception("call %s met a fault", self.id)
+    def broken(self, error: Exception) -> None:
+        """A fault of ours: logged by its place, booked as one, told without detail."""
+        self.lane.log.error("call %s met a fault: %s", self.id, whereabouts(error))
         self._leave_engine("engine_failed", 0, "internal_error")
         if not self.opened and self.admitted_us and not self.closed:
             self.give_back()

@@ -17,6 +17,7 @@ from api.lane.admission import begin
 from api.lane.call import Call
 from api.lane.dialects import BY_PATH, Dialect
 from api.lane.lane import BODY_BYTES_MAX, Lane
+from ledger.ids import new_id
 
 LINGER_SECONDS = 5.0
 
@@ -190,7 +191,7 @@ class LaneProtocol(HttpToolsProtocol):
         """What is no HTTP gets its refusal in the wire's shape too (the parent's is plain text)."""
         if self._after_running(None):
             error = InvalidRequest("This is not a valid HTTP/1.1 request.", code="invalid_http")
-            self._refuse(error, None, "")
+            self._refuse(error, None, new_id())
 
     def _after_running(self, call: Call | None) -> bool:
         """Whether a refusal may be written now: an answer that is going out stays whole, and ends it all."""

@@ -31,7 +31,7 @@ def test_a_key_is_a_mark_and_256_random_bits_of_which_only_the_hash_and_eight_ch
     ],
 )
 def test_a_key_comes_as_bearer_or_as_x_api_key(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
-    assert key_from_headers(headers) == key
+    assert key_from_headers(dict(headers)) == key
 
 
 def test_only_the_prefix_of_a_key_is_left_in_a_log_line() -> None:
