@@ -70,7 +70,9 @@ class _Run:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_stop_signal, number)
+            # Under nohup a closed terminal is no reason to stop.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_stop_signal, number)
         self._supervisor.watch()
         self._starting = loop.create_task(self._start())
         try:
