@@ -14,7 +14,7 @@ import cProfile
 import pstats
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -25,6 +25,7 @@ import uvloop
 from api.access.directory import App, Budget, Limit
 from api.limits.decisions import Admitted, Decision, Reservation
 from api.limits.limiter import Limiter
+from api.limits.spent import Charge
 from engine.valkey import ValkeyClient
 from ledger.ids import new_id
 from ledger.money import UNIT
@@ -73,6 +74,9 @@ APPS = {
 class NothingSpent:
     async def spent_of(self, app_id: str, end_user: str | None, currency: str, since: date | None) -> int:
         return 0
+
+    async def charges_of(self, owners: Mapping[str, str]) -> dict[str, Charge]:
+        return {}
 
 
 class NoLimiter:

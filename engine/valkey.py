@@ -104,6 +104,22 @@ class ValkeyClient:
             self.loop.call_soon(connection.flush)
         out.append(packed)
 
+    def ask(self, *args: bytes) -> "asyncio.Future[Reply]":
+        """Like `call`, for who can wait: the reply. Raises ValkeyError, also for the server's refusals."""
+        future: asyncio.Future[Reply] = self.loop.create_future()
+
+        def answered(reply: Reply | ValkeyError) -> None:
+            if future.done():
+                return
+            if isinstance(reply, ValkeyError):
+                future.set_exception(reply)
+                future.exception()  # whoever asked may have given up: then it is nobody's
+            else:
+                future.set_result(reply)
+
+        self.call(args, answered)
+        return future
+
     def script(self, source: bytes) -> bytes:
         """Register a Lua script, which is loaded at each connect. Returns its sha for EVALSHA."""
         sha = sha1(source, usedforsecurity=False).hexdigest().encode()

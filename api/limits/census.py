@@ -4,8 +4,6 @@ When the server lost its data, the processes that were known before are awaited:
 calls as soon as they notice. Until they have, or one lease time has passed, no app is made known to it again.
 """
 
-import asyncio
-
 from api.limits.scripts import CENSUS
 from engine.errors import ValkeyError
 from engine.resp import Reply, pack
@@ -19,41 +17,44 @@ KEYS = tuple(b"tollgate:{limits}:" + name for name in (b"born", b"processes", b"
 
 
 class Census:
-    """One process's part in it. `name`: of this process, without spaces."""
+    """One process's part in it.
+
+    name: of this process, without spaces. peers: the others that are alive, as of the last reply.
+    """
 
     def __init__(
         self, client: ValkeyClient, name: bytes, lease_ms: int, grace_seconds: float = GRACE_SECONDS
     ) -> None:
-        self._client, self._name = client, name
+        self._client, self.name = client, name
         self._lease_ms, self._grace_ms = lease_ms, round(grace_seconds * 1000)
         self._sha = client.script(CENSUS)
         self._born = b""
         self.peers: tuple[bytes, ...] = ()
         self._age_ms = self._awaited = 0
 
-    def call(self) -> "asyncio.Future[bool]":
-        """Take part, once all open calls are announced. True: the server lost its data since the last."""
-        future: asyncio.Future[bool] = self._client.loop.create_future()
+    async def call(self) -> bool:
+        """Take part, once all open calls are announced. True: the server lost its data since the last.
+
+        Raises ValkeyError.
+        """
+        return self._heard(await self._client.ask(*self._words()))
+
+    def call_soon(self) -> None:
+        """The same, without waiting for the reply."""
 
         def answered(reply: Reply | ValkeyError) -> None:
-            lost = isinstance(reply, bytes) and self._heard(reply)
-            if not future.done():
-                if isinstance(reply, bytes):
-                    future.set_result(lost)
-                else:
-                    error = reply if isinstance(reply, ValkeyError) else ValkeyError(repr(reply))
-                    future.set_exception(error)
-                    future.exception()  # nobody need look
+            if isinstance(reply, bytes):
+                self._heard(reply)
 
+        self._client.call(self._words(), answered)
+
+    def _words(self) -> tuple[bytes, ...]:
         lease = b"%d" % self._lease_ms
-        self._client.call(
-            (b"EVALSHA", self._sha, b"3", *KEYS, self._name, lease, self._born, *self.peers), answered
-        )
-        return future
+        return (b"EVALSHA", self._sha, b"3", *KEYS, self.name, lease, self._born, *self.peers)
 
     def leave(self) -> None:
         """This process ends with nothing open: nobody need wait for it."""
-        self._client.send(pack((b"ZREM", KEYS[1], self._name)), lambda reply: None)
+        self._client.send(pack((b"ZREM", KEYS[1], self.name)), lambda reply: None)
 
     def wait_ms(self) -> int:
         """By the last reply: how long until what the server does not know is surely not there; 0: now."""
@@ -63,9 +64,10 @@ class Census:
             return self._lease_ms - self._age_ms
         return max(0, self._grace_ms - self._age_ms)
 
-    def _heard(self, reply: bytes) -> bool:
+    def _heard(self, reply: Reply) -> bool:
+        assert isinstance(reply, bytes)
         born, age, awaited, *alive = reply.split()
         lost = bool(self._born) and born != self._born
         self._born, self._age_ms, self._awaited = born, int(age), int(awaited)
-        self.peers = tuple(name for name in alive if name != self._name)
+        self.peers = tuple(name for name in alive if name != self.name)
         return lost

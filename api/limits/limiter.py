@@ -17,6 +17,7 @@ from api.limits.census import GRACE_SECONDS, Census
 from api.limits.decisions import Admitted, Decision, LimitsUnavailable, Refused, Reservation
 from api.limits.opening import Opening
 from api.limits.plan import HOLD_MAX, Plan, Scripts, make_plan, with_last
+from api.limits.reconciler import Reconciler
 from api.limits.scripts import ADMIT, RENEW, SETTLE
 from api.limits.spent import SpentSource
 from engine.errors import ValkeyError, ValkeyNotSent, ValkeyRefused
@@ -63,6 +64,9 @@ class Limiter:
         self._scripts = Scripts(client.script(ADMIT), client.script(SETTLE), self._renew, name, lease_ms)
         self._census = Census(client, name, lease_ms, grace_seconds)
         self._opening = Opening(client, self._census, spent, self._announce)
+        self._reconciler = Reconciler(client, self._census, spent, self._scripts.settle, lease_ms)
+        self._reconciling: asyncio.Task[int] | None = None
+        self._beats = 0
         self._plans: dict[str, Plan] = {}
         self._user_plans: dict[tuple[str, str], Plan] = {}
         self._unsettled: list[_Call] = []  # whose settlements the server has not got
@@ -141,6 +145,9 @@ class Limiter:
         if self._retry is not None:
             self._retry.cancel()
         await self._opening.stop()
+        if self._reconciling is not None:
+            self._reconciling.cancel()
+            await asyncio.gather(self._reconciling, return_exceptions=True)
         if self._hello in self.client.on_connected:
             self.client.on_connected.remove(self._hello)
         if self.unsettled or self.open:
@@ -230,12 +237,15 @@ class Limiter:
         """After each connect: the server may have lost what it knew of this process."""
         self._announce()
         self._resend()
-        self._census.call()
+        self._census.call_soon()
 
     def _heartbeat(self) -> None:
         self._beat = self._loop.call_later(self._beat_seconds, self._heartbeat)
         if self.client.connected:
             self._hello()
+            self._beats += 1
+            if self._beats % BEATS_PER_LEASE == 0 and (self._reconciling is None or self._reconciling.done()):
+                self._reconciling = self._loop.create_task(self._reconciler.round(), name="reconciler")
 
     def _announce(self) -> None:
         """Renew the leases of all open calls; calls that the server does not know become known again."""
@@ -249,7 +259,7 @@ class Limiter:
     def _renew_leases(self, calls: "list[_Call]") -> None:
         plan, scripts = calls[0].plan, self._scripts
         args = [b"EVALSHA", scripts.renew, b"%d" % len(plan.renew_keys), *plan.renew_keys]
-        args += [b"%d" % scripts.lease_ms, plan.has]
+        args += [b"%d" % scripts.lease_ms, plan.slots]
         for call in calls:
             reserved = call.reservation
             record = b"%b %b %b %d %d" % (

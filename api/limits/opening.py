@@ -14,7 +14,6 @@ from api.limits.plan import Plan, key
 from api.limits.scripts import OPEN
 from api.limits.spent import SpentSource
 from engine.errors import ValkeyError
-from engine.resp import Reply
 from engine.valkey import ValkeyClient
 
 log = logging.getLogger(__name__)
@@ -127,11 +126,4 @@ class Opening:
             pairs += [field.encode(), b"%d" % spent]
         keys = (key(app_id, "state"), key(app_id, "calls"), key(app_id, "spent", user))
         forget = b"0" if user == b"-" else b"%d" % USER_SPENT_SECONDS
-        reply = await self._ask((b"EVALSHA", self._sha, b"3", *keys, user, forget, *pairs))
-        if reply != 1:
-            raise reply if isinstance(reply, ValkeyError) else NotKnown
-
-    def _ask(self, args: tuple[bytes, ...]) -> "asyncio.Future[Reply | ValkeyError]":
-        future: asyncio.Future[Reply | ValkeyError] = self._client.loop.create_future()
-        self._client.call(args, lambda reply: None if future.done() else future.set_result(reply))
-        return future
+        await self._client.ask(b"EVALSHA", self._sha, b"3", *keys, user, forget, *pairs)

@@ -31,7 +31,8 @@ class Scripts:
 class Plan:
     """One app, or one end user of it, as packed commands.
 
-    admit, settle: everything but the last argument. renew_keys, has: whose holds are renewed, and which.
+    admit, settle: all but the last argument. renew_keys, slots: whose leases are renewed, and '10' when
+    the app has slots and the user has none.
     headers: a template for what an admitted call's reply carries. tokens_max: a call that needs more tokens
     can never pass (None: no such limit). currency: of the budgets; None without any, "" when they differ.
     per_user: end users have limits of their own, so theirs is another plan.
@@ -43,7 +44,7 @@ class Plan:
     admit: bytes
     settle: bytes
     renew_keys: tuple[bytes, ...]
-    has: bytes
+    slots: bytes
     headers: bytes
     tokens_max: int | None
     currency: str | None
@@ -75,7 +76,7 @@ def make_plan(app: App, end_user: str | None, scripts: Scripts) -> Plan:
         keys += [key(app.id, what, user) for what in ("state", "ring", "slots", "spent")]
         renew_keys += [key(app.id, what, user) for what in ("slots", "spent")]
     limits = [value for subject, _ in subjects for value in _limits(app, subject)]
-    has = b"".join(_has(app, subject) for subject, _ in subjects)
+    slots = b"".join(_has_slots(app, subject) for subject, _ in subjects)
     count = b"%d" % len(keys)
     names = {subject for subject, _ in subjects}
     limited = [limit for limit in app.limits if limit.subject in names]
@@ -87,9 +88,9 @@ def make_plan(app: App, end_user: str | None, scripts: Scripts) -> Plan:
         admit=_without_last(
             (b"EVALSHA", scripts.admit, count, *keys, scripts.owner, user, b"%d" % scripts.lease_ms, *limits)
         ),
-        settle=_without_last((b"EVALSHA", scripts.settle, count, *keys, has)),
+        settle=_without_last((b"EVALSHA", scripts.settle, count, *keys, slots)),
         renew_keys=tuple(renew_keys),
-        has=has,
+        slots=slots,
         headers=b"".join(
             _HEADERS % (what, what, what) for what in (b"requests", b"tokens") if what.decode() in named
         ),
@@ -137,7 +138,6 @@ def _limits(app: App, subject: Subject) -> list[bytes]:
     return found
 
 
-def _has(app: App, subject: Subject) -> bytes:
-    *_, slots, total, day, month = _limits(app, subject)
-    has_slots = b"0" if slots == b"0" else b"1"
-    return has_slots + b"".join(b"0" if amount == b"-" else b"1" for amount in (total, day, month))
+def _has_slots(app: App, subject: Subject) -> bytes:
+    limited = any(limit.subject == subject and limit.what == "concurrency" for limit in app.limits)
+    return b"1" if limited else b"0"

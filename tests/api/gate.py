@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -14,6 +14,7 @@ import api.limits.opening
 from api.access.directory import App, Budget, Limit
 from api.limits.decisions import Admitted, Decision, Refused, Reservation
 from api.limits.limiter import Limiter
+from api.limits.spent import Charge
 from engine.valkey import ValkeyClient
 from ledger.ids import new_id
 from ledger.money import UNIT
@@ -28,6 +29,7 @@ class Spent:
     """What the ledger would say; `fails` makes it unreachable."""
 
     amounts: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    charges: dict[str, Charge] = field(default_factory=dict)  # of ended calls
     asked: list[tuple[str, str | None, str, date | None]] = field(default_factory=list)
     fails: bool = False
 
@@ -36,6 +38,11 @@ class Spent:
         if self.fails:
             raise ConnectionRefusedError("the database is away")
         return self.amounts.get((app_id, end_user), 0)
+
+    async def charges_of(self, owners: Mapping[str, str]) -> dict[str, Charge]:
+        if self.fails:
+            raise ConnectionRefusedError("the database is away")
+        return {call_id: self.charges[call_id] for call_id in owners if call_id in self.charges}
 
 
 @dataclass

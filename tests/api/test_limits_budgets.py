@@ -137,6 +137,18 @@ async def test_a_budget_that_is_raised_or_lowered_counts_what_was_spent_before(d
     assert "0 of 0.5 USD" in refusal.message
 
 
+async def test_a_budget_that_an_app_gets_while_a_call_runs_holds_and_settles_that_call_too(
+    door: Gate,
+) -> None:
+    app = an_app(requests(100))
+    running = await door.admitted(app, hold=60 * CENT)
+    capped = type(app)(app.id, app.organisation_id, app.name, app.limits, (budget(UNIT),))
+    await door.refused(capped, hold=41 * CENT)
+    await door.settle(running, spent=10 * CENT)
+    assert await door.used(app) == 10 * CENT
+    await door.admitted(capped, hold=90 * CENT)
+
+
 async def test_what_the_ledger_has_charged_before_counts_from_the_first_call_on(server: OwnValkey) -> None:
     app = an_app(budget(UNIT))
     spent = Spent({(app.id, None): 90 * CENT})

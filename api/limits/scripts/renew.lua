@@ -15,8 +15,7 @@ for i = 3, #ARGV, 3 do
   local FIELDS = { 'total', 'day:' .. day, 'month:' .. month }
   for s = 1, (#KEYS - 1) / 2 do
     local slots, spent = KEYS[s * 2], KEYS[s * 2 + 1]
-    local base = s * 4 - 4
-    if string.byte(has, base + 1) == 49 then
+    if string.byte(has, s) == 49 then
       call('ZADD', slots, expiry, id)
       if s == 2 then
         call('PEXPIRE', slots, lease * 2)
@@ -24,7 +23,7 @@ for i = 3, #ARGV, 3 do
     end
     if news == 1 and hold ~= '0' then
       for period = 1, 3 do
-        if string.byte(has, base + 1 + period) == 49 and call('HEXISTS', spent, FIELDS[period]) == 1 then
+        if call('HEXISTS', spent, FIELDS[period]) == 1 then
           call('HINCRBY', spent, FIELDS[period], hold)
         end
       end

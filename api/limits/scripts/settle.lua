@@ -1,10 +1,9 @@
 -- Ends one call: its slot and hold are given back, its true charge stays, its tokens are corrected where they
 -- were counted. A call that is not open here is settled already, or was never admitted: nothing changes.
 --
--- KEYS: as admit. ARGV: 1 '11111100' which of the app's and the user's things this call has: slots, budget in
--- total, per day, per month; last 'id where tokens requests money', the three as differences to what was
--- reserved. where: as admit replied, or '-' when its reply was lost: then all that was taken is given back.
--- Replies 1 when the call was open, else 0.
+-- KEYS: as admit. ARGV: 1 '10' whether the call has a slot of the app's, of the user's; last 'id where tokens
+-- requests money', the three as differences to what was reserved. where: as admit replied, or '-' when its reply
+-- was lost: then all that was taken is given back. Replies 1 when the call was open, else 0.
 local has = ARGV[1]
 local id, where, tokens, requests, money = string.match(ARGV[#ARGV], '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
 if where == '-' then
@@ -21,23 +20,28 @@ if call('HDEL', KEYS[3], id) == 0 then
 end
 local more_t, more_r = tonumber(tokens), tonumber(requests)
 local m, d, user_m, user_d, day, month = string.match(where, '^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)$')
-local FIELDS = { 'total', 'day:' .. day, 'month:' .. month }
+local FIELD_DAY, FIELD_MONTH = 'day:' .. day, 'month:' .. month
 for s = 1, #KEYS > 5 and 2 or 1 do
   local state_key, ring, slots, spent = KEYS[1], KEYS[2], KEYS[4], KEYS[5]
   if s == 2 then
     state_key, ring, slots, spent, m, d = KEYS[6], KEYS[7], KEYS[8], KEYS[9], user_m, user_d
   end
-  local base = s * 4 - 4
-  if string.byte(has, base + 1) == 49 then
+  if string.byte(has, s) == 49 then
     call('ZREM', slots, id)
   end
   if money ~= '0' then
-    for period = 1, 3 do
-      -- A budget that is not known here is opened from the ledger, which has this call's charge.
-      if string.byte(has, base + 1 + period) == 49 and call('HEXISTS', spent, FIELDS[period]) == 1 then
-        -- What would overflow is beyond every budget already; it must not keep the rest from being settled.
-        redis.pcall('HINCRBY', spent, FIELDS[period], money)
-      end
+    -- All budgets that are known here have this call's hold, also one that the app got while the call ran. One that
+    -- is not known is opened from the ledger, which has this call's charge. What would overflow is beyond every
+    -- budget already; it must not keep the rest from being settled.
+    local known = call('HMGET', spent, 'total', FIELD_DAY, FIELD_MONTH)
+    if known[1] then
+      redis.pcall('HINCRBY', spent, 'total', money)
+    end
+    if known[2] then
+      redis.pcall('HINCRBY', spent, FIELD_DAY, money)
+    end
+    if known[3] then
+      redis.pcall('HINCRBY', spent, FIELD_MONTH, money)
     end
   end
   if (more_t ~= 0 or more_r ~= 0) and (m ~= '0' or d ~= '0') then
