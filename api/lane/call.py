@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from api.lane.lane import Lane
     from api.lane.protocol import LaneProtocol
 
-ATTEMPTS_MAX = 2  # tries that an engine may have begun to work on; those that reached none are not counted
-# A reused connection that is closed this soon after the request, without one byte, was closing already.
+ATTEMPTS_MAX = 2  # tries that an engine may have begun to work on; one that reached none does not count
+OVERLOADED = frozenset((429, 503))  # an engine's ways to say so
+# A kept connection that is closed this soon after the request, without one byte, was closing already.
 STALE_SECONDS = 0.25
 
 
@@ -48,8 +49,8 @@ class Call:
         "access", "admitted_us", "answer", "ask", "attempt_us", "attempts", "body", "cache_key",
         "cache_state", "cap", "chunked", "closed", "dialect", "disconnected", "exchange", "extra", "failure",
         "first_byte_us", "head_sent", "headers", "heard_at", "hold", "id", "keep_alive", "lane", "left",
-        "message_event", "model", "on_engine", "opened", "pieces", "price", "prompt_bound", "protocol",
-        "replica", "request", "response_complete", "size", "tried", "turn", "version", "whole",
+        "message_event", "model", "on_engine", "opened", "pieces", "placed", "price", "prompt_bound",
+        "protocol", "replica", "request", "response_complete", "size", "tried", "turn", "version", "whole",
     )  # fmt: skip
 
     # Known once the call is admitted. cap: output tokens for each choice; hold: in 1e-12 of the currency.
@@ -82,7 +83,7 @@ class Call:
         self.size = 0
         self.id = new_id()
         self.whole = self.turn = False  # the body is whole; it is this call's turn on its connection
-        self.opened = self.closed = self.left = self.head_sent = self.on_engine = False
+        self.opened = self.closed = self.left = self.head_sent = self.placed = self.on_engine = False
         self.exchange: Exchange | None = None
         self.answer: Answer | None = None
         self.failure: GatewayError | None = None  # what the caller is told in the place of the answer
@@ -106,14 +107,27 @@ class Call:
             self.give_back()
             self.refuse(no_replica(self.model))
             return
-        self.replica = replica
+        self._place(replica)
         try:
             self.lane.journal.open(self.open_record(replica.id), self._opened, self.journal_failed)
         except JournalFull:
             self.journal_failed()
 
+    def _place(self, replica: Replica) -> None:
+        """It counts as a call on this replica from now on, not from when it is sent: calls that come together
+        would else all see the same replica as the one with the fewest."""
+        self.replica = replica
+        self.placed = True
+        replica.in_flight += 1
+
+    def _take_back(self) -> None:
+        if self.placed and self.replica is not None:
+            self.placed = False
+            self.replica.in_flight -= 1
+
     def journal_failed(self) -> None:
         """Never an unbilled call: without a record nothing goes to the engine."""
+        self._take_back()
         self.give_back()
         self.refuse(
             Unavailable(
@@ -142,7 +156,6 @@ class Call:
         self.answer = None
         self.attempt_us = time.time_ns() // 1000
         self.heard_at = self.lane.loop.time()
-        replica.in_flight += 1
         self.on_engine = True
         self.exchange = self.lane.upstreams.at(replica.host, replica.port).send(
             b"POST %b%b HTTP/1.1\r\nhost: %b:%d\r\ncontent-type: application/json\r\naccept: */*\r\n"
@@ -211,11 +224,14 @@ class Call:
         if not self.head_sent and not self.left and not self.lane.ending and worked_on < ATTEMPTS_MAX:
             again = self.lane.balancer.replica(self.version, self.lane.loop.time(), self.tried)
             if again is not None:
-                self.replica = again
+                self._place(again)
                 self._send()
                 return
         self.lane.log.warning("call %s failed at replica %s: %s", self.id, self.replica.name, reason)
-        if worked:
+        error: GatewayError
+        if status in OVERLOADED:
+            error = Unavailable("The engines of this model are overloaded; try again.", "engine_overloaded")
+        elif worked:
             error = GatewayError(502, "server_error", code, "The engine failed on this call; try again.")
         else:
             error = Unavailable("No engine for this model can be reached at the moment.", code)
@@ -223,10 +239,10 @@ class Call:
 
     def _leave_engine(self, outcome: str, status: int, code: str | None, usage: Usage = NOTHING) -> None:
         """Note the attempt that ends here, and free the replica."""
+        self._take_back()
         if not self.on_engine or self.replica is None:
             return
         self.on_engine = False
-        self.replica.in_flight -= 1
         kind = "call" if not self.attempts else "failover"
         self.attempts.append(
             Attempt(kind, self.replica.id, outcome, status, usage.prompt, usage.cached, usage.completion,
@@ -309,7 +325,7 @@ class Call:
         assert self.replica is not None
         text, events = self.answer.delivered() if self.answer is not None else ("", 0)
         usage, flags = await self.lane.counter.count(
-            self.replica, self.dialect.endpoint, self.ask.fields, text, events, self.prompt_bound
+            self.replica, self.dialect.endpoint, self.ask.fields, text, events, len(self.body)
         )
         self.close("caller_left", 0, usage, "counted", None, flags)
 
@@ -325,7 +341,7 @@ class Call:
     def shut_down(self) -> None:
         """The process ends before this call could: say so, and book it."""
         self.keep_alive = False
-        if not self.closed:
+        if not self.closed and not self.left:  # for one whose caller left, the count is under way
             self._leave_engine("shutdown", 0, "shutting_down")
             if not self.opened:
                 self.give_back()

@@ -1,12 +1,13 @@
 """Another replica may try while the caller has not got a byte; whatever happens, a call is charged once."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
-from tests.caller import Caller
+from tests.caller import Caller, request
 from tests.fakes import vllm_wire as wire
-from tests.fakes.scripted_engine import Close, Received, Reset, ScriptedEngine, Step
+from tests.fakes.scripted_engine import Close, Hold, Received, Reset, ScriptedEngine, Step
 from tests.gateway import Gateway, running_gateway
 from tests.waiting import until
 from tollgate.servers import Servers
@@ -193,3 +194,30 @@ def test_calls_are_spread_over_both_replicas(
         for _ in range(10):
             assert caller.ask(app, {"model": "scripted", "messages": PROMPT}).status == 200
     assert [len(engine.requests()) for engine in engines] == [count + 5 for count in before]
+
+
+def test_calls_that_come_together_are_spread_over_both_replicas_too(
+    pair: Gateway, engines: tuple[ScriptedEngine, ScriptedEngine]
+) -> None:
+    app, other_app = pair.new_app(), pair.new_app()
+    with Caller(pair) as caller:  # replicas that were down a moment ago are passed over for a second
+
+        def both_serve() -> bool:
+            assert caller.ask(other_app, {"model": "scripted", "messages": PROMPT}).status == 200
+            return all(engine.requests() for engine in engines)
+
+        until(both_serve, "both replicas serve")
+    for engine in engines:
+        engine.forget()
+        engine.always(lambda _: [Hold()])
+    asked = request(app, {"model": "scripted", "messages": PROMPT})
+    with contextlib.ExitStack() as stack:
+        # One call makes the other replica the one with fewer: not all that follow may go there.
+        first, *others = [stack.enter_context(Caller(pair)) for _ in range(64)]
+        first.send(asked)
+        until(lambda: sum(len(engine.requests()) for engine in engines) == 1, "the first call runs")
+        for other in others:
+            other.send(asked)
+        until(lambda: sum(len(engine.requests()) for engine in engines) == 64, "all calls run")
+        assert [len(engine.requests()) for engine in engines] == [32, 32]
+    assert {row["outcome"] for row in app.usage_rows(64)} == {"caller_left"}
