@@ -6,13 +6,14 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import vllm_wire
-from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.scripted_engine import Hold, ScriptedEngine
 from tests.tollgate.starting import Up, an_up, call
 from tests.waiting import until
 from tollgate.home import read_ready
@@ -197,6 +198,17 @@ def test_a_second_ctrl_c_kills_at_once(quick_engine: ScriptedEngine) -> None:
         until(lambda: "Stopping" in up.said(), "it is stopping")
         assert up.stop() == 128 + signal.SIGINT
         until(lambda: all(_gone(pid) for pid in ready["pids"].values()), "all children are gone", 20)
+
+
+def test_ctrl_c_does_not_wait_for_an_engine_that_is_silent(given: dict[str, str]) -> None:
+    with ScriptedEngine() as silent, an_up(given) as up:
+        silent.always(lambda request: [Hold()])
+        up.start("--engine-url", silent.url)
+        silent.wait_requests(1, within=60)
+        began = time.monotonic()
+        assert up.stop() == 128 + signal.SIGINT
+        assert time.monotonic() - began < 15
+        assert up.processes() == []
 
 
 def test_ctrl_c_during_the_start_leaves_nothing(quick_engine: ScriptedEngine) -> None:

@@ -25,7 +25,7 @@ import psycopg
 from psycopg import sql
 
 from tollgate.errors import ServerFailed
-from tollgate.supervisor.process import POLL_SECONDS, Command, identity
+from tollgate.supervisor.process import POLL_SECONDS, Command, die_with_parent, identity
 
 SUPERUSER = "postgres"
 ROLE = "tollgate"
@@ -126,6 +126,7 @@ class Postgres:
                 capture_output=True,
                 text=True,
                 check=False,
+                preexec_fn=die_with_parent(os.getpid(), signal.SIGKILL),
                 **identity(user),
             )
         if done.returncode != 0:

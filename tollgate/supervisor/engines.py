@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from tollgate.supervisor.options import Options
 from tollgate.supervisor.part import Part, Tier
 from tollgate.supervisor.ports import LOOPBACK, require_free
 from tollgate.supervisor.process import Command
+from tollgate.supervisor.threads import in_thread
 
 GIVEN_SLOTS = 64  # of an engine that runs already, unless --slots says otherwise
 # What one answer may be at most when the caller sets no limit: a quarter of the context, within these bounds.
@@ -42,7 +42,7 @@ async def choose(options: Options, progress: Callable[[str], None]) -> Engines:
     if options.engine == "vllm":
         from tollgate.supervisor.vllm import vllm_engines  # which needs this module
 
-        return await asyncio.to_thread(vllm_engines, options, progress)
+        return await in_thread(vllm_engines, options, progress)
     return _light(options)
 
 

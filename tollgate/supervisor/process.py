@@ -43,7 +43,8 @@ class Command:
     pass_fds: tuple[int, ...] = ()
 
 
-def _die_with_parent(parent: int, death_signal: int) -> Callable[[], None]:
+def die_with_parent(parent: int, death_signal: int) -> Callable[[], None]:
+    """For preexec_fn: the kernel sends the child this signal when the thread that forked it ends."""
     prctl = _libc.prctl
 
     def before_exec() -> None:
@@ -80,7 +81,7 @@ def spawn(command: Command, log: Path) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             pass_fds=command.pass_fds,
             start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid(), command.death_signal),  # noqa: PLW1509 (two system calls)
+            preexec_fn=die_with_parent(os.getpid(), command.death_signal),  # noqa: PLW1509 (two system calls)
             **identity(command.user),
         )
     finally:

@@ -28,6 +28,7 @@ from tollgate.supervisor.engines import Engines
 from tollgate.supervisor.options import Options
 from tollgate.supervisor.part import Part
 from tollgate.supervisor.supervisor import Supervisor
+from tollgate.supervisor.threads import in_thread
 
 LISTEN_BACKLOG = 4096
 WANTED_FILES = 65_536
@@ -114,7 +115,7 @@ class _Run:
         with display.step("checks"):
             chosen = await engines.choose(options, display.progress)
             engines.require_engine_ports(options, chosen)
-            servers = await asyncio.to_thread(parts.server_parts, options, self._home)
+            servers = await in_thread(parts.server_parts, options, self._home)
         urls = servers.urls
         environment = {
             **urls,
@@ -126,9 +127,9 @@ class _Run:
             for part in (*servers.parts, *chosen.parts):
                 group.create_task(self._start_part(part))
         if servers.postgres is not None:
-            await asyncio.to_thread(servers.postgres.ensure_database)
+            await in_thread(servers.postgres.ensure_database)
         with display.step("migrations"):
-            await asyncio.to_thread(upgrade, urls["DATABASE_URL"], say=display.say)
+            await in_thread(upgrade, urls["DATABASE_URL"], say=display.say)
         with display.step("model, price, keys"):
             keys, price = await self._bootstrap(urls["DATABASE_URL"], chosen)
         async with asyncio.TaskGroup() as group:
@@ -137,7 +138,7 @@ class _Run:
                 group.create_task(self._start_part(part))
         api = f"http://{_shown_host(options.host)}:{options.port}"
         with display.step("the first token through the gateway"):
-            await asyncio.to_thread(_await_first_token, api, keys.probe, chosen)
+            await in_thread(_await_first_token, api, keys.probe, chosen)
         self._supervisor.all_ready()
         self._ready = Ready(
             api=api,

@@ -19,6 +19,7 @@ from tollgate.errors import ServerFailed
 from tollgate.supervisor import leftovers
 from tollgate.supervisor.part import Part
 from tollgate.supervisor.process import Command, bury, has_exited, log_tail, signal_group, spawn
+from tollgate.supervisor.threads import in_thread
 
 PROBE_SECONDS = 0.05
 BACK_OFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -63,6 +64,7 @@ class Supervisor:
         self._all_ready = False
         self._children: dict[str, Child] = {}
         self._restarts: set[asyncio.Task[None]] = set()
+        self._preparing: set[asyncio.Future[Command]] = set()
         self._stopping = False
 
     def pids(self) -> dict[str, int]:
@@ -98,7 +100,7 @@ class Supervisor:
         self._stopping = True
         for task in self._restarts:
             task.cancel()
-        await asyncio.gather(*self._restarts, return_exceptions=True)
+        await asyncio.gather(*self._restarts, *self._preparing, return_exceptions=True)
         for tier in sorted({child.part.tier for child in self._children.values()}, reverse=True):
             members = [child for child in self._children.values() if child.part.tier == tier]
             await asyncio.gather(*(self._end(child) for child in members))
@@ -112,7 +114,11 @@ class Supervisor:
                 signal_group(child.process.pid, signal.SIGKILL)
 
     async def _launch(self, child: Child) -> None:
-        command = await asyncio.to_thread(child.part.prepare)
+        # A stop waits for it, so that no initdb of ours is still at work when we are gone.
+        preparing = asyncio.ensure_future(in_thread(child.part.prepare))
+        self._preparing.add(preparing)
+        preparing.add_done_callback(self._preparing.discard)
+        command = await asyncio.shield(preparing)
         command = dataclasses.replace(command, env={**command.env, leftovers.MARK: str(self.home)})
         if self._stopping:
             raise asyncio.CancelledError
@@ -126,7 +132,7 @@ class Supervisor:
 
     async def _await_ready(self, child: Child) -> None:
         deadline = time.monotonic() + child.part.start_seconds
-        while not await asyncio.to_thread(self._is_ready, child):
+        while not await in_thread(self._is_ready, child):
             if child.gone.is_set():
                 raise self._died_at_start(child)
             if time.monotonic() > deadline:
