@@ -4,6 +4,7 @@ Wire: OpenAI's chat completions and completions. Fields that are not known here 
 place for them: text grows, lists grow, other values are replaced by the newest one that is not null.
 """
 
+import re
 from typing import Any, Protocol
 
 import orjson
@@ -16,6 +17,7 @@ _CHUNK_OBJECTS = {"chat.completion.chunk": "chat.completion", "text_completion":
 _WHOLE_OBJECTS = {whole: chunk for chunk, whole in _CHUNK_OBJECTS.items()}
 # Texts of a delta arrive in pieces, except for these, which an engine may also repeat in each chunk.
 _NAMES = frozenset(("role", "id", "type", "name"))
+_PIECE = re.compile(rb'"content":\s?"((?:[^"\\]|\\.)*)"')
 _PER_CHUNK_FIELDS = ("obfuscation",)
 
 
@@ -42,7 +44,7 @@ def assemble(stream: bytes, usage: Counts | None, *, choices: int = 1) -> bytes 
     """
     whole: dict[str, Any] = {}
     parts: dict[int, dict[str, Any]] = {}
-    for data in _events(stream):
+    for data in _events(_squeezed(stream)):
         if data == b"[DONE]":
             break
         try:
@@ -116,6 +118,35 @@ def replay(
 
 def _event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def _squeezed(stream: bytes) -> bytes:
+    """The same answer in fewer events: neighbours that differ only in a piece of text are made one.
+
+    What stands between two pieces is the end of one event and the beginning of the next. It is read off the
+    second event (the first one says the role) and taken out wherever it stands; no text can hold it, because
+    line ends are escaped in texts. Parsing each event would cost more than passing the stream on.
+    """
+    start = stream.find(b"\n\n") + 2
+    end = stream.find(b"\n\n", start) + 2
+    event = stream[start:end]
+    piece = _PIECE.search(event)
+    if start < 2 or end < 2 or piece is None:
+        return stream
+    try:
+        (choice,) = orjson.loads(event[event.index(b"{") :])["choices"]
+        delta = choice.pop("delta")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return stream
+    choice.pop("index", None)
+    if (
+        type(delta) is not dict
+        or list(delta) != ["content"]
+        or any(value is not None for value in choice.values())
+    ):
+        return stream
+    joint = event[piece.end(1) :] + event[: piece.start(1)]
+    return stream[:start] + stream[start:].replace(joint, b"")
 
 
 def _events(stream: bytes) -> list[bytes]:

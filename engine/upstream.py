@@ -16,7 +16,7 @@ CONNECT_SECONDS = 2.0
 # so that a request never meets a closing socket.
 IDLE_SECONDS = 2.0
 # After this long an idle socket is looked at for a FIN before it carries a request.
-LOOK_AFTER_SECONDS = 0.05
+LOOK_AFTER_SECONDS = 0.2
 # A finished stream whose engine does not end the message in this time loses its connection.
 LINGER_SECONDS = 1.0
 
@@ -162,13 +162,16 @@ class Connection(asyncio.Protocol):
         sock: socket.socket | None = self.transport.get_extra_info("socket")
         if sock is None or self.transport.is_closing():
             return False
+        # uvloop's own socket object has no recv; this one is let go again, so that it closes nothing.
+        twin = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         try:
-            with socket.socket(fileno=socket.dup(sock.fileno())) as twin:
-                twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            twin.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except OSError:
             return False
+        finally:
+            twin.detach()
         return False
 
     def begin(self, exchange: Exchange, request: bytes) -> None:

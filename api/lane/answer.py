@@ -222,7 +222,7 @@ async def count_first(call: "Call", text: str, events: int) -> None:
     """A finished answer without usage: the engine's tokenizer counts it before the books are closed."""
     assert call.replica is not None
     usage, flags = await call.lane.counter.count(
-        call.replica, call.dialect.endpoint, call.ask.fields, text, events, call.prompt_bound
+        call.replica, call.dialect.endpoint, call.ask.fields, text, events, len(call.body)
     )
     call.close("completed", 200, usage, "counted", None, flags)
 

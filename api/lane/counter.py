@@ -19,6 +19,7 @@ class Counter:
 
     def __init__(self) -> None:
         self._mute: set[str] = set()  # replicas whose failure to count was said already
+        self.ending = False  # the process ends: a count that is cut off is estimated rather than lost
 
     async def count(
         self,
@@ -37,6 +38,14 @@ class Counter:
             if replica.id not in self._mute:
                 self._mute.add(replica.id)
                 log.warning("replica %s cannot count, so its calls are estimated: %s", replica.name, error)
-            return Usage(-(-prompt_bytes // BYTES_PER_TOKEN), 0, events, 0), ["estimated"]
+            return estimate(prompt_bytes, events)
+        except asyncio.CancelledError:
+            if not self.ending:
+                raise
+            return estimate(prompt_bytes, events)
         self._mute.discard(replica.id)
         return Usage(counted.prompt_tokens, 0, counted.completion_tokens, 0), []
+
+
+def estimate(prompt_bytes: int, events: int) -> tuple[Usage, list[str]]:
+    return Usage(-(-prompt_bytes // BYTES_PER_TOKEN), 0, events, 0), ["estimated"]

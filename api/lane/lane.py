@@ -83,7 +83,7 @@ class Lane:
         late = [
             call
             for call in self.in_flight
-            if call.on_engine and call.heard_at < (between if call.head_sent else first)
+            if call.on_engine and not call.left and call.heard_at < (between if call.head_sent else first)
         ]
         for call in late:
             try:
@@ -115,6 +115,7 @@ class Lane:
         self._end_calls()
         if self.tasks:
             _, late = await asyncio.wait(self.tasks, timeout=ENDING_MARGIN_SECONDS)
+            self.counter.ending = True
             for task in late:
                 task.cancel()
             if late:
