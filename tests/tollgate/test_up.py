@@ -186,6 +186,11 @@ def test_a_killed_supervisor_leaves_nothing_that_blocks_the_next_start(quick_eng
         (up.home / "ready.json").unlink()
         up.start("--engine-url", quick_engine.url)
         assert up.ready()["app_key"] == ready["app_key"]
+        up.process.kill()
+        up.process.wait()
+        (up.home / "ready.json").unlink()
+        up.start("--engine-url", quick_engine.url)  # at once, while the children are still ending
+        assert up.ready()["app_key"] == ready["app_key"]
 
 
 def test_a_second_ctrl_c_kills_at_once(quick_engine: ScriptedEngine) -> None:

@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -70,6 +72,17 @@ def test_a_wrong_password_and_a_missing_database_are_said(servers: Servers) -> N
     ):
         with an_up({"DATABASE_URL": url}) as up:
             assert why in up.fails()
+
+
+def test_a_user_who_may_not_create_tables_is_said(servers: Servers, quick_engine: ScriptedEngine) -> None:
+    with psycopg.connect(servers.superuser_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader LOGIN PASSWORD 'secret'")
+        connection.execute("CREATE DATABASE readable")
+    url = urlsplit(servers.superuser_url)._replace(path="/readable")
+    url = url._replace(netloc=f"reader:secret@127.0.0.1:{url.port}")
+    with an_up(servers.environment() | {"DATABASE_URL": url.geturl()}) as up:
+        sentence = up.fails("--engine-url", quick_engine.url)
+        assert "permission denied for schema public" in sentence
 
 
 @pytest.mark.parametrize("variable", ["BROKER_URL", "LIMITS_URL", "CACHE_URL"])

@@ -15,7 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import asyncpg
+import psycopg
 
+from api.errors import GatewayError
+from engine.errors import EngineError
+from ledger.errors import LedgerError
 from migrations.errors import MigrationError
 from migrations.run import upgrade
 from tollgate.embedded.passwords import write_private
@@ -87,8 +91,13 @@ class _Run:
             return 128 + signal.SIGINT
         except BaseExceptionGroup as group:
             raise _first_error(group) from group
-        except MigrationError as error:
+        except (MigrationError, EngineError, LedgerError, GatewayError) as error:
             raise TollgateError(str(error)) from error
+        except (psycopg.Error, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            reason = " ".join(str(error).split())
+            raise ServerFailed(
+                f"The database refused the start ({reason}); mend that and start again."
+            ) from error
         finally:
             self._display.close()
             await self._end()
