@@ -34,6 +34,7 @@ from tollgate.supervisor.leftovers import start_time
 
 READY_SECONDS = 300.0  # two vLLM replicas on two busy cores
 STOP_SECONDS = 90.0
+EXAMPLES = 5
 SAID = 2_000  # characters of what it said last, for a fault
 TINY = "tiny-llama"
 REPLICAS = 2
@@ -129,6 +130,15 @@ class WholeGateway:
         assert done.stdout, done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
         return done.returncode, document
+
+
+def differences(document: dict[str, Any]) -> str:
+    """What `ledger verify` has found."""
+    return "; ".join(
+        f"{check['name']}: {check['faults']}, {check['examples'][:EXAMPLES]}"
+        for check in document["checks"]
+        if check["faults"]
+    )
 
 
 @contextlib.contextmanager
