@@ -217,7 +217,7 @@ def _tell_holds(report: Report, gateway: WholeGateway) -> None:
     with contextlib.suppress(AssertionError):
         until(settled, "nothing is held for calls that have ended", HOLD_SECONDS)
     report.claim(
-        f"within {HOLD_SECONDS:g} s the limits server has the ledger's spend and holds nothing for ended calls",
+        f"within {HOLD_SECONDS:g} s the limits server has the ledger's spend, and no hold of an ended call",
         seen[-1].settled(),
         f"before: {seen[0].said()}; then: {seen[-1].said()}",
     )
