@@ -20,6 +20,8 @@ from api.lane.lane import BODY_BYTES_MAX, Lane
 from ledger.ids import new_id
 
 LINGER_SECONDS = 5.0
+VERSIONS = ("1.1", "1.0")
+ONCE = (b"host", b"transfer-encoding", b"content-length")
 
 
 class LaneProtocol(HttpToolsProtocol):
@@ -56,6 +58,10 @@ class LaneProtocol(HttpToolsProtocol):
             return
         headers = dict(self.headers)
         version = self.parser.get_http_version()
+        doubled = len(headers) != len(self.headers) and is_ambiguous(self.headers)
+        if doubled or version not in VERSIONS or not is_plain(headers, version):
+            self.send_400_response("")
+            return
         call = Call(
             self,
             self.lane,
@@ -96,9 +102,11 @@ class LaneProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         cycle: Any = self.cycle
+        if self.refused:
+            return
         if type(cycle) is not Call:
             super().on_message_complete()
-        elif not self.refused:
+        else:
             cycle.whole = True
             if cycle.turn:
                 begin(cycle)
@@ -211,6 +219,20 @@ class LaneProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def is_plain(headers: dict[bytes, bytes], version: str) -> bool:
+    """Whether a head says as RFC 9112 wants it where the request goes (3.2) and how its body ends (6.1)."""
+    coding = headers.get(b"transfer-encoding")
+    return (b"host" in headers or version == "1.0") and (
+        coding is None or coding.strip().lower() == b"chunked"
+    )
+
+
+def is_ambiguous(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether a header that may stand once only stands twice: two servers could read two requests in it."""
+    names = [name for name, _ in headers]
+    return any(names.count(name) > 1 for name in ONCE)
 
 
 def lane_path(url: bytes) -> Dialect | None:

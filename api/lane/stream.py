@@ -125,16 +125,18 @@ def error_message(error: object) -> str:
 class ChunkMeter(StreamMeter):
     """Chat completions and completions: `finish_reason` per choice, a usage chunk, `[DONE]`."""
 
-    __slots__ = ("choices", "created", "finished", "fixes_created", "shows_usage")
+    __slots__ = ("choices", "created", "finished", "fixes_created", "plain", "shows_usage")
 
     def __init__(self, choices: int, shows_usage: bool, fixes_created: bool) -> None:
         super().__init__()
         self.choices, self.shows_usage, self.fixes_created = choices, shows_usage, fixes_created
+        # Only with one choice does the count of unfinished ones say that every event is such a chunk.
+        self.plain = choices == 1 and not fixes_created
         self.finished: set[int] = set()
         self.created = b""
 
     def feed(self, data: bytes) -> bytes:
-        if self.opened and not self.rest and not self.fixes_created and b'"usage"' not in data:
+        if self.plain and self.opened and not self.rest and b'"usage"' not in data:
             events = data.count(b"\n\n")
             # Every event is an unfinished chunk: nothing in it concerns us. Quotes inside texts are escaped.
             if events and events == data.count(b'"finish_reason":null') and data.endswith(b"\n\n"):

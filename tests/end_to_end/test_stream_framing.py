@@ -260,3 +260,23 @@ def test_a_whole_answer_that_is_cut_is_no_answer(impatient: Gateway, engine: Scr
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     (row,) = app.usage_rows(1)
     assert (row["outcome"], row["charge"]) == ("engine_failed", 0)
+
+
+def test_choices_that_share_an_event_are_understood(
+    gateway: Gateway, app: App, engine: ScriptedEngine
+) -> None:
+    def both(change: dict[str, Any], finish: str | None = None) -> bytes:
+        choices = [wire.delta(change, finish=finish, index=index)["choices"][0] for index in (0, 1)]
+        return wire.event({**wire.delta({}), "choices": choices})
+
+    events = [both({"role": "assistant", "content": ""}), both({"content": "a"}), both({"content": "b"})]
+    events += [wire.finish("stop", 0), wire.finish("stop", 1), wire.usage(3, 4), wire.DONE]
+    for pieces in ([2, 2], [1, 1, 3]):  # events in each read
+        reads, at = [], 0
+        for count in (*pieces, len(events)):
+            reads.append(b"".join(events[at : at + count]))
+            at += count
+        engine.script(wire.stream_head(), *[Write(wire.chunk(read)) for read in reads if read], b"0\r\n\r\n")
+        with Caller(gateway) as caller:
+            assert caller.ask(app, ask(n=2)).body == seen_by_caller(events)
+    assert_metered(app, 2, 3, 4)
