@@ -98,7 +98,7 @@ def test_a_killed_process_frees_its_slots_within_the_lease_and_the_living_keep_t
         killed = time.monotonic()
         assert admitted((living,), 1, 1) == 0
         passed = until(lambda: admitted((living,), 3, 1), "slots of the killed process are free", 3 * LEASE)
-        assert time.monotonic() - killed < LEASE + 0.5
+        assert time.monotonic() - killed < LEASE + 1.0
         assert passed == 2  # not four: the living process's calls are older than a lease and still held
         time.sleep(LEASE / 4)
         assert admitted((living,), 1, 1) == 0

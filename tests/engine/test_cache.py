@@ -207,12 +207,12 @@ async def test_an_unreachable_or_frozen_cache_is_a_miss_and_soon(
     with server.frozen():
         began = time.monotonic()
         assert await look_up(cache, name) is None
-        assert time.monotonic() - began < 0.6
+        assert time.monotonic() - began < 1.5
         began = time.monotonic()
         for _ in range(100):
             cache.put(name, b"{}")
             assert await look_up(cache, name) is None
-        assert time.monotonic() - began < 0.2
+        assert time.monotonic() - began < 1.0
     await eventually(lambda: client.connected, "back")
     assert await look_up(cache, name) == b"{}"
     server.kill()

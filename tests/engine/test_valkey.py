@@ -107,12 +107,12 @@ async def test_a_frozen_server_fails_calls_within_their_deadline_and_then_at_onc
         began = time.monotonic()
         replies = await asyncio.gather(*(ask(client, "PING") for _ in range(50)))
         assert {type(reply) for reply in replies} == {ValkeyUnavailable}
-        assert time.monotonic() - began < 1.3
+        assert time.monotonic() - began < 2.0
         assert type(await ask(client, "PING")) is ValkeyNotSent  # waited with patience
         await asyncio.sleep(0.2)
         began = time.monotonic()
         assert type(await ask(client, "PING")) is ValkeyNotSent
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 0.5
     await eventually(lambda: client.connected, "back after the thaw", 3)
     assert await ask(client, "PING") == b"PONG"
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 2
