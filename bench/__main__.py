@@ -144,7 +144,7 @@ def main() -> int:
     where = cores()
     # What this process starts stays off the gateway's core unless it is the gateway.
     os.sched_setaffinity(0, {where.rest})
-    results = Results()
+    results, busy = Results(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="tollgate-bench-") as scratch:
         folder = Path(scratch)
         folder.chmod(0o755)
@@ -159,7 +159,13 @@ def main() -> int:
                     place.mkdir()
                     take_turn(name, turn, options, results, Stage(addresses, place, where))
     summary = report.Summary(
-        results.figures, results.faults, results.asked, options.runs, options.seconds, options.prompt_bytes
+        results.figures,
+        results.faults,
+        results.asked,
+        options.runs,
+        options.seconds,
+        options.prompt_bytes,
+        busy,
     )
     print(summary.markdown(SHAPES, names))
     complete = {report.OURS, report.REFERENCE} <= set(names) and options.prompt_bytes == 800

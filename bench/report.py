@@ -68,6 +68,7 @@ class Summary:
     turns: int
     seconds: float
     prompt_bytes: int = 800
+    busy: float = 0.0  # load average before the first turn
 
     def cost(self, name: str, shape: Shape, server: str = "gateway") -> float | None:
         """Median over the turns, µs of CPU per call or per token."""
@@ -133,7 +134,8 @@ class Summary:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         (folder / "results.svg").write_text(self.plot(shapes, names))
         (folder / "RESULTS.md").write_text(
-            f"# What a call costs\n\nMade by `make bench` on {today}; {machine()}.\n\n"
+            f"# What a call costs\n\nMade by `make bench` on {today}; {machine()}."
+            f" {self.busy:.1f} processes wanted a core when it began: other work makes all figures larger.\n\n"
             f"{HOW.format(turns=self.turns, seconds=self.seconds, prompt_bytes=self.prompt_bytes)}\n"
             f"{self.markdown(shapes, names)}\n\n![CPU per call and per token](results.svg)\n"
         )
