@@ -135,7 +135,7 @@ class Summary:
         (folder / "results.svg").write_text(self.plot(shapes, names))
         (folder / "RESULTS.md").write_text(
             f"# What a call costs\n\nMade by `make bench` on {today}; {machine()}."
-            f" {self.busy:.1f} processes wanted a core when it began: other work makes all figures larger.\n\n"
+            f" {self.busy:.1f} processes wanted a core when it began; other work makes figures larger.\n\n"
             f"{HOW.format(turns=self.turns, seconds=self.seconds, prompt_bytes=self.prompt_bytes)}\n"
             f"{self.markdown(shapes, names)}\n\n![CPU per call and per token](results.svg)\n"
         )
