@@ -132,7 +132,7 @@ def _match_one(
         found.fault(ERRORS_FREE, what + _said(row))
     elif row["outcome"] == "caller_left":
         found.explained["caller_left"] += 1
-    elif row["outcome"] == "completed" and told.ending == "left":
+    elif row["outcome"] == "completed" and told.ending in ("left", "hung"):
         found.explained["completed before the caller's leaving was seen"] += 1
     elif row["outcome"] == "completed" and SegmentName.parse(row["journal"]).pid in killed:
         found.explained["completed, delivery unknown (its process was killed)"] += 1
