@@ -1,6 +1,7 @@
 """`tollgate up` that cannot start: one sentence that says what and what to do, and nothing half-started."""
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -139,7 +140,8 @@ def test_a_home_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     with an_up(home=tmp_path / "small" / "home") as up:
         (tmp_path / "small").mkdir()
-        mount = f"mount -t tmpfs -o size=20m tmpfs {tmp_path}/small && exec {sys.executable} -m tollgate up"
+        start = f"exec {shlex.quote(sys.executable)} -m tollgate up"
+        mount = f"mount -t tmpfs -o size=20m tmpfs {tmp_path}/small && {start}"
         done = subprocess.run(
             ["unshare", "-m", "sh", "-c", mount],
             env=up.environment(),
