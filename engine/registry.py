@@ -134,7 +134,7 @@ async def load_registry(connection: asyncpg.Connection, previous: Registry | Non
         FROM models m
         LEFT JOIN versions v ON v.model_id = m.id
         LEFT JOIN replicas r ON r.version_id = v.id
-        ORDER BY m.name, v.created_at, v.id, r.created_at, r.name, r.id
+        ORDER BY m.name, v.created_at, v.name, v.id, r.created_at, r.name, r.id
         """
     )
     known = previous.replicas() if previous is not None else {}

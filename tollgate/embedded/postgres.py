@@ -86,6 +86,8 @@ class Postgres:
             "timezone": "UTC",
             "log_timezone": "UTC",
             "max_wal_size": "512MB",
+            # A session whose client was killed while it waited for a lock ends soon, and not with the lock.
+            "client_connection_check_interval": "1s",
             "wal_level": "minimal",
             "max_wal_senders": "0",
             "fsync": "on" if self.durable else "off",
