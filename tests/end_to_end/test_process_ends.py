@@ -12,7 +12,7 @@ import pytest
 from tests import databases
 from tests.caller import BrokenOff, Caller, request
 from tests.fakes import vllm_wire as wire
-from tests.fakes.scripted_engine import Hold, Pause, ScriptedEngine
+from tests.fakes.scripted_engine import Hold, Pause, Repeat, ScriptedEngine
 from tests.gateway import App, Gateway, running_gateway
 from tests.waiting import until
 from tollgate.servers import Servers
@@ -110,6 +110,22 @@ def test_sigterm_while_calls_wait_for_their_first_byte_answers_503(
             caller.wait_closed()
         assert process.wait(GRACE + 3) == 0
     assert {(row["outcome"], row["charge"]) for row in app.usage_rows(2)} == {("shutdown", 0)}
+
+
+def test_callers_that_do_not_read_do_not_hold_up_the_end(mortal: Gateway, engine: ScriptedEngine) -> None:
+    app = mortal.new_app()
+    flood = wire.chunk(wire.text("x" * 1000) * 20)
+    engine.always(lambda _: [BEGUN, Repeat(flood, 1000), Hold()])
+    (process,) = mortal.processes
+    with contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(Caller(mortal, receive_buffer=4096)) for _ in range(5)]
+        for caller in callers:
+            caller.send(request(app, ask()))
+        received = engine.wait_requests(5)
+        until(lambda: all(one.sent > 1 << 20 for one in received), "all buffers are filling", 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(GRACE + 15) == 0
+    assert {(row["outcome"], row["charge"]) for row in app.usage_rows(5)} == {("shutdown", 0)}
 
 
 def test_a_killed_process_leaves_one_row_per_call(mortal: Gateway, engine: ScriptedEngine) -> None:
