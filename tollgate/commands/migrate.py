@@ -9,7 +9,9 @@ from migrations.run import upgrade
 from tollgate.errors import TollgateError
 from tollgate.home import database_url
 
-app = typer.Typer(invoke_without_command=True, help="Bring the database's schema to this release.")
+app = typer.Typer(
+    invoke_without_command=True, subcommand_metavar="", help="Bring the database's schema to this release."
+)
 
 
 @app.callback()

@@ -15,7 +15,11 @@ from tollgate.home import SERVER_VARIABLES, home_folder
 from tollgate.supervisor import options as defaults
 from tollgate.supervisor.options import EngineChoice, Options, Price
 
-app = typer.Typer(invoke_without_command=True, help="Run Tollgate and all it needs here, until Ctrl-C.")
+app = typer.Typer(
+    invoke_without_command=True,
+    subcommand_metavar="",
+    help="Run Tollgate and all it needs here, until Ctrl-C.",
+)
 
 LARGEST_PORT = 65_535
 PRICE = re.compile(r"\d{1,12}(\.\d{1,6})?")  # for a million tokens; a price for one has 12 decimals
