@@ -45,6 +45,8 @@ def read(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
                         help="how long an engine may take to begin an answer (default 600)")  # fmt: skip
     parser.add_argument("--idle-timeout", type=float, default=60.0, metavar="SECONDS",
                         help="how long an engine may be silent within a stream (default 60)")  # fmt: skip
+    parser.add_argument("--caller-timeout", type=float, default=60.0, metavar="SECONDS",
+                        help="how long a caller may take nothing before it is cut (default 60)")  # fmt: skip
     options = parser.parse_args(arguments)
 
     def needed(name: str) -> str:
@@ -63,5 +65,5 @@ def read(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         options.fd,
         options.grace,
         options.strict_journal,
-        Patience(options.first_byte_timeout, options.idle_timeout),
+        Patience(options.first_byte_timeout, options.idle_timeout, options.caller_timeout),
     )

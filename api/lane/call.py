@@ -48,9 +48,10 @@ class Call:
     __slots__ = (
         "access", "admitted_us", "answer", "ask", "attempt_us", "attempts", "body", "cache_key",
         "cache_state", "cap", "chunked", "closed", "dialect", "disconnected", "exchange", "extra", "failure",
-        "first_byte_us", "head_sent", "headers", "heard_at", "hold", "id", "keep_alive", "lane", "left",
-        "message_event", "model", "on_engine", "opened", "pieces", "placed", "price", "prompt_bound",
-        "protocol", "replica", "request", "response_complete", "size", "tried", "turn", "version", "whole",
+        "first_byte_us", "head_sent", "headers", "heard_at", "held_since", "hold", "id", "keep_alive",
+        "lane", "left", "message_event", "model", "on_engine", "opened", "pieces", "placed", "price",
+        "prompt_bound", "protocol", "replica", "request", "response_complete", "size", "tried", "turn",
+        "version", "whole",
     )  # fmt: skip
 
     # Known once the call is admitted. cap: output tokens for each choice; hold: in 1e-12 of the currency.
@@ -97,6 +98,7 @@ class Call:
         self.extra = b"request-id: %b\r\n" % self.id.encode() if dialect.anthropic else b""
         self.request: tuple[str, bytes] = ("", b"")
         self.heard_at = lane.loop.time()
+        self.held_since = 0.0  # since when the caller has not taken what is ready for it; 0: it keeps up
         self.admitted_us = 0
 
     # The journal, and the engine
@@ -407,8 +409,11 @@ class Call:
         """The caller does not keep up: the engine is held back."""
         if self.exchange is not None:
             self.exchange.pause()
+            self.held_since = self.lane.loop.time()
 
     def resume(self) -> None:
+        self.held_since = 0.0
+        self.heard_at = self.lane.loop.time()  # it was not the engine that was silent
         if self.exchange is not None:
             self.exchange.resume()
 

@@ -29,6 +29,7 @@ class Patience:
 
     first_byte: float = 600.0
     between: float = 60.0
+    caller: float = 60.0  # how long a caller may take nothing of what is ready for it
 
 
 class Lane:
@@ -83,13 +84,17 @@ class Lane:
         late = [
             call
             for call in self.in_flight
-            if call.on_engine and not call.left and call.heard_at < (between if call.head_sent else first)
-        ]
+            if call.on_engine and not call.left and not call.held_since
+            and call.heard_at < (between if call.head_sent else first)
+        ]  # fmt: skip
         for call in late:
             try:
                 call.timed_out()
             except Exception:
                 self.log.exception("call %s met a fault at its end", call.id)
+        stuck = now - self.patience.caller
+        for call in [call for call in self.in_flight if 0.0 < call.held_since < stuck and not call.left]:
+            call.protocol.give_up()
         oldest = now - KEEP_ALIVE_SECONDS
         for connection in [connection for connection, since in self.idle.items() if since < oldest]:
             connection.close_idle()

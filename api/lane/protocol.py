@@ -187,6 +187,10 @@ class LaneProtocol(HttpToolsProtocol):
         else:
             super().shutdown()
 
+    def give_up(self) -> None:
+        """The caller takes nothing any more: it counts as gone, and pays for what was delivered."""
+        self.transport.abort()
+
     def close_idle(self) -> None:
         self.lane.idle.pop(self, None)
         self.transport.close()

@@ -1,19 +1,32 @@
 """Streams reach the caller byte for byte, are metered whole, and never look finished when they are not."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.caller import Caller, Reply
+from tests.caller import Caller, Reply, request
 from tests.fakes import vllm_wire as wire
-from tests.fakes.scripted_engine import Close, Hold, Reset, ScriptedEngine, Step, Write, byte_by_byte
+from tests.fakes.scripted_engine import (
+    Close,
+    Hold,
+    Received,
+    Repeat,
+    Reset,
+    ScriptedEngine,
+    Step,
+    Write,
+    byte_by_byte,
+)
 from tests.gateway import App, Gateway, running_gateway
+from tests.waiting import until
 from tollgate.servers import Servers
 
 ODD_TEXT = "你🌍é\u2028 \U0001f469\u200d\U0001f4bb"
 IDLE_LIMIT = 0.5  # seconds
+CALLER_LIMIT = 3.0  # seconds
 
 
 def ask(**more: Any) -> dict[str, Any]:
@@ -197,7 +210,8 @@ def impatient(
     servers: Servers, database: str, _engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
     folder: Path = tmp_path_factory.mktemp("impatient")
-    options = ("--idle-timeout", str(IDLE_LIMIT), "--first-byte-timeout", str(IDLE_LIMIT))
+    patience = {"idle": IDLE_LIMIT, "first-byte": IDLE_LIMIT, "caller": CALLER_LIMIT}
+    options = tuple(f"--{name}-timeout={seconds}" for name, seconds in patience.items())
     with running_gateway(servers, database, folder, engines=[_engine.url], options=options) as gateway:
         yield gateway
 
@@ -280,3 +294,51 @@ def test_choices_that_share_an_event_are_understood(
         with Caller(gateway) as caller:
             assert caller.ask(app, ask(n=2)).body == seen_by_caller(events)
     assert_metered(app, 2, 3, 4)
+
+
+def flooding(engine: ScriptedEngine) -> None:
+    """More than the kernel's buffers hold, so that a caller who does not read holds the engine back."""
+    piece = wire.chunk(wire.text("z" * 60_000))
+    ending = wire.chunk(wire.finish() + wire.usage(4, 200) + wire.DONE) + wire.END_OF_CHUNKS
+    engine.script(wire.stream_head() + wire.chunk(wire.role()), Repeat(piece, 400), ending)
+
+
+def test_a_caller_that_reads_late_is_not_taken_for_a_silent_engine(
+    impatient: Gateway, engine: ScriptedEngine
+) -> None:
+    app = impatient.new_app()
+    flooding(engine)
+    with Caller(impatient, receive_buffer=4096) as slow:
+        slow.send(request(app, ask()))
+        slow.read_head()
+        stands_still_for(engine.last(), IDLE_LIMIT * 2)
+        assert slow.read_chunks().endswith(wire.DONE)
+    (row,) = app.usage_rows(1)
+    assert (row["outcome"], row["completion_tokens"]) == ("completed", 200)
+
+
+def test_a_caller_that_reads_no_more_is_cut_and_pays_for_what_was_delivered(
+    impatient: Gateway, engine: ScriptedEngine
+) -> None:
+    app = impatient.new_app()
+    flooding(engine)
+    with Caller(impatient, receive_buffer=4096) as stuck:
+        stuck.send(request(app, ask()))
+        engine.last().wait_closed()
+    (row,) = app.usage_rows(1)
+    assert (row["outcome"], row["usage_source"]) == ("caller_left", "counted")
+    assert row["completion_tokens"] > 0
+    assert row["charge"] > 0
+
+
+def stands_still_for(received: Received, seconds: float) -> None:
+    """Waits until the engine has got nothing off its hands for so long."""
+    since, sent = time.monotonic(), -1
+
+    def held() -> bool:
+        nonlocal since, sent
+        if received.sent != sent:
+            since, sent = time.monotonic(), received.sent
+        return time.monotonic() - since > seconds
+
+    until(held, "the engine is held back")

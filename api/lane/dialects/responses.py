@@ -19,6 +19,10 @@ class Responses(Dialect):
             raise InvalidRequest("'input' must be a text or a list.", "input", "missing_input")
         if type(fields["input"]) is list:
             refuse_media_addresses(fields["input"])
+        for name in ("previous_response_id", "conversation"):
+            if fields.get(name) is not None:
+                # What it adds to the prompt stands at one engine only, and nobody could say what it may cost.
+                raise InvalidRequest(f"'{name}' is not served here; send the whole input.", name)
         if fields.get("background"):
             raise InvalidRequest("'background' is not served here; leave it out.", "background")
 
