@@ -56,7 +56,7 @@ class GatewayError(Exception):
 class InvalidRequest(GatewayError):
     """400: the request itself is wrong; `param` names the field."""
 
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
         super().__init__(400, "invalid_request_error", code, message, param)
 
 

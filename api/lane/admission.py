@@ -24,8 +24,11 @@ from api.limits.decisions import Admitted, Decision, Refused, Reservation
 from engine.answers import replay
 from ledger.errors import JournalFull
 
-# Tokens that a chat template may add to what the body's bytes can hold (system prompt, roles).
-TEMPLATE_TOKENS = 256
+# Tokens that a chat template may add to what the body's bytes can hold: a system prompt, roles, tool use.
+TEMPLATE_TOKENS = 128
+TOOLS_TOKENS = 256
+# No tokenizer in use makes a token of more bytes than this; a longer prompt is too long whatever it says.
+TOKEN_BYTES_MAX = 256
 INFINITE = 1 << 62
 
 
@@ -86,9 +89,18 @@ def _with_access(call: Call, access: Access) -> None:
     version = lane.balancer.version(model)
     if version is None:
         raise no_replica(model)
-    if ask.choices > 1 and any(replica.kind == "light" for replica in version.replicas):
-        # It counts the tokens of the first output only, so that the rest would be free and unlimited.
-        raise InvalidRequest("The light engine makes one output per call.", "n", "unsupported_value")
+    if any(replica.kind == "light" for replica in version.replicas):
+        if ask.choices > 1:
+            # It counts the tokens of the first output only, so that the rest would be free and unlimited.
+            raise InvalidRequest("The light engine makes one output per call.", "n", "unsupported_value")
+        dialect.refuse_media(ask.fields)
+    context = model.context_length
+    if context and len(call.body) > context * TOKEN_BYTES_MAX and not dialect.has_parts(ask.fields):
+        raise InvalidRequest(
+            f"The prompt is longer than the {context} tokens that this model reads.",
+            "messages",
+            "context_length_exceeded",
+        )
     call.admitted_us = time.time_ns() // 1000
     price = lane.snapshot.prices.at(model.name, call.admitted_us)
     if price is None:
@@ -99,8 +111,8 @@ def _with_access(call: Call, access: Access) -> None:
     call.cap = min(ask.cap or INFINITE, model.default_max_output) if dialect.cap_fields else 0
     if ask.cap is not None and ask.cap > call.cap:
         call.extra += b"x-tollgate-max-tokens: %d\r\n" % call.cap
-    bound = len(call.body) + TEMPLATE_TOKENS
-    call.prompt_bound = min(bound, model.context_length) if model.context_length else bound
+    bound = len(call.body) + TEMPLATE_TOKENS + (TOOLS_TOKENS if "tools" in ask.fields else 0)
+    call.prompt_bound = min(bound, context) if context else bound
     output = ask.choices * call.cap
     call.hold = price.bound(call.prompt_bound, ask.choices, call.cap)
     reservation = Reservation(

@@ -1,5 +1,6 @@
 """The three kinds of answer that an engine gives: whole, streamed, refused."""
 
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -205,7 +206,7 @@ class RefusedAnswer:
         self.error = GatewayError(
             self.status, "invalid_request_error", code, message, param, should_retry=False
         )
-        call.close("engine_refused", self.status, NOTHING, "none", code or "engine_refused")
+        call.close("engine_refused", self.status, NOTHING, "none", code)
 
     def finish(self) -> None:
         assert self.error is not None
@@ -246,25 +247,26 @@ def text_of(answer: dict[str, Any]) -> str:
     return "".join(found)
 
 
-def said_by(body: bytes) -> tuple[str, str | None, str | None]:
+def said_by(body: bytes) -> tuple[str, str | None, str]:
     """Message, param and code of an engine's refusal: OpenAI's shape, llama.cpp's, or FastAPI's."""
     try:
         said: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         said = None
     error = said.get("error", said) if type(said) is dict else None
-    if type(error) is str:
-        return error, None, None
     if type(error) is not dict:
-        return "The engine refused this request.", None, None
+        error = {"message": error}
     message, param, code = error.get("message"), error.get("param"), error.get("code")
     if type(message) is not str or not message:
         message = "The engine refused this request."
-    kind = error.get("type")
-    if type(code) is not str:
-        code = (
-            kind if type(kind) is str and kind not in ("BadRequestError", "invalid_request_error") else None
-        )
+    if type(param) is not str:
+        named = _FIELD.search(message)
+        param = named.group(1) if named is not None else None
+    if "json.exception" in message:  # a library's own words; what matters is which field
+        message = f"'{param}' has a wrong type." if param else "A field has a wrong type."
     if "context" in message and ("length" in message or "size" in message):
         code = "context_length_exceeded"
-    return message, param if type(param) is str else None, code
+    return message, param, code if type(code) is str and code else "refused_by_engine"
+
+
+_FIELD = re.compile(r"[Ff]ield '([\w.\[\]]+)'")

@@ -33,8 +33,12 @@ def parse(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if type(fields) is not dict:
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
-    # Written again the same: no key was dropped, and none was spelled in a hidden way. Most clients write so.
-    if orjson.dumps(fields) != body and _may_repeat_a_key(body, fields):
+    try:
+        # Written again the same: no key was dropped, none was spelled in a hidden way. Most clients write so.
+        same = orjson.dumps(fields) == body
+    except orjson.JSONEncodeError:
+        raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
+    if not same and _may_repeat_a_key(body, fields):
         seen: set[str] = set()
         for member in members(body):
             if member.key in seen:

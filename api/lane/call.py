@@ -329,6 +329,9 @@ class Call:
         usage, flags = await self.lane.counter.count(
             self.replica, self.dialect.endpoint, self.ask.fields, text, events, len(self.body)
         )
+        if self.model.context_length and usage.prompt > self.model.context_length:
+            # The engine would have refused it: nothing ran.
+            usage, flags = NOTHING, [*flags, "prompt_too_long"]
         self.close("caller_left", 0, usage, "counted", None, flags)
 
     def timed_out(self) -> None:

@@ -37,7 +37,8 @@ class Counter:
         except (counting.CannotCount, TimeoutError, OSError) as error:
             if replica.id not in self._mute:
                 self._mute.add(replica.id)
-                log.warning("replica %s cannot count, so its calls are estimated: %s", replica.name, error)
+                why = str(error) or "it did not answer in time"
+                log.warning("replica %s cannot count, so its calls are estimated: %s", replica.name, why)
             return estimate(prompt_bytes, events)
         except asyncio.CancelledError:
             if not self.ending:

@@ -5,7 +5,10 @@ from typing import Any
 from api.errors import InvalidRequest
 from api.lane.body import Edits
 from api.lane.dialects.dialect import Ask, Dialect, refuse_media_addresses
+from api.lane.dialects.shapes import check_message
 from api.lane.stream import ChunkMeter, StreamMeter
+
+TEXT_PARTS = ("text", "refusal")
 
 
 class OpenAIStreams(Dialect):
@@ -54,8 +57,20 @@ class ChatCompletions(OpenAIStreams):
             raise InvalidRequest(
                 "'messages' must be a list of at least one message.", "messages", "missing_messages"
             )
-        for message in messages:
-            if type(message) is not dict:
-                raise InvalidRequest("Each of 'messages' must be an object.", "messages")
+        for number, message in enumerate(messages):
+            check_message(message, number)
             if type(message.get("content")) is list:
                 refuse_media_addresses(message["content"])
+
+    def has_parts(self, fields: dict[str, Any]) -> bool:
+        return any(type(message.get("content")) is list for message in fields["messages"])
+
+    def refuse_media(self, fields: dict[str, Any]) -> None:
+        for number, message in enumerate(fields["messages"]):
+            content = message.get("content")
+            if type(content) is list and any(
+                type(part) is not dict or part.get("type") not in TEXT_PARTS for part in content
+            ):
+                raise InvalidRequest(
+                    "This model reads text only.", f"messages[{number}].content", "unsupported_value"
+                )

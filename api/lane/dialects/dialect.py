@@ -7,6 +7,7 @@ import orjson
 
 from api.errors import InvalidRequest
 from api.lane.body import Edits
+from api.lane.dialects.shapes import check_shapes
 from api.lane.stream import StreamMeter
 from api.lane.usage import Usage, openai_usage
 
@@ -51,11 +52,19 @@ class Dialect:
             raise InvalidRequest("'stream' must be true or false.", "stream")
         if stream and not self.streams:
             raise InvalidRequest("This endpoint does not stream; leave 'stream' out.", "stream")
+        check_shapes(fields)
         self.check(fields)
         return Ask(model, fields, bool(stream), self.choices(fields), self.cap(fields), self.end_user(fields))
 
     def check(self, fields: dict[str, Any]) -> None:
         """Raise InvalidRequest when what this wire requires is missing."""
+
+    def has_parts(self, fields: dict[str, Any]) -> bool:
+        """Whether the prompt may hold more than text, so that its bytes say little of its tokens."""
+        return True
+
+    def refuse_media(self, fields: dict[str, Any]) -> None:
+        """Raise InvalidRequest when the prompt is not text alone; for engines that read nothing else."""
 
     def choices(self, fields: dict[str, Any]) -> int:
         """How many outputs the engine makes for this call."""

@@ -76,3 +76,10 @@ def test_an_edit_inside_an_object_keeps_its_other_members(options: bytes, wanted
     edits = Edits(parse(body))
     edits.put_inside("stream_options", "include_usage", b"true")
     assert orjson.loads(edits.apply(body)) == {"model": "m", "z": 1, "stream_options": wanted}
+
+
+@pytest.mark.parametrize("levels", [300, 1000, 5000, 100_000])
+def test_a_body_that_is_nested_too_deeply_is_refused(levels: int) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse(b'{"x":' + b"[" * levels + b"]" * levels + b"}")
+    assert refused.value.code == "invalid_json"
