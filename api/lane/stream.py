@@ -22,6 +22,8 @@ _TEXT = re.compile(
 _NULL_USAGE = re.compile(rb',\s*"usage"\s*:\s*null|"usage"\s*:\s*null\s*,\s*')
 _CREATED = re.compile(rb'"created"\s*:\s*(\d+)')
 DONE = b"data: [DONE]\n\n"
+# vLLM's words for an output that it gave up by itself, at its shutdown for one: what came is no whole answer.
+GIVEN_UP = ("abort", "error")
 
 
 class Delivered:
@@ -173,8 +175,11 @@ class ChunkMeter(StreamMeter):
             self.usage = openai_usage(usage) or self.usage
         if type(choices) is list and choices:
             for choice in choices:
-                if type(choice) is dict and choice.get("finish_reason"):
+                if has_finished(choice):
                     self.finished.add(choice.get("index", 0))
+                elif type(choice) is dict and choice.get("finish_reason"):
+                    self.failure = "The engine gave this call up before it was finished."
+                    return b""
             self.delivered.add(event, 1)
             if not self.opened:
                 self.opened = any(not only_role(choice) for choice in choices)
@@ -200,6 +205,13 @@ class ChunkMeter(StreamMeter):
 
     def is_whole(self) -> bool:
         return self.done and len(self.finished) >= self.choices
+
+
+def has_finished(choice: object) -> bool:
+    """Whether a choice says that it is finished, and not that it was given up."""
+    return (
+        type(choice) is dict and bool(choice.get("finish_reason")) and choice["finish_reason"] not in GIVEN_UP
+    )
 
 
 def only_role(choice: object) -> bool:

@@ -194,6 +194,11 @@ UNFINISHED: dict[str, list[Step]] = {
         Close(),
     ],
     "error-event-then-holds": [*BEGUN, wire.chunk(wire.error_event()), Hold()],
+    "given-up-by-the-engine": [
+        *BEGUN,
+        wire.chunk(wire.finish("abort") + wire.usage(3, 1) + wire.DONE),
+        wire.END_OF_CHUNKS,
+    ],
     "done-without-finish": [*BEGUN, wire.chunk(wire.DONE), wire.END_OF_CHUNKS],
     "silent": [*BEGUN, Hold()],
     "one-choice-of-two-unfinished": [
@@ -272,6 +277,19 @@ def test_a_whole_answer_that_is_cut_is_no_answer(impatient: Gateway, engine: Scr
         answer = caller.ask(app, ask(stream=False))
     assert answer.status == 502
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    (row,) = app.usage_rows(1)
+    assert (row["outcome"], row["charge"]) == ("engine_failed", 0)
+
+
+def test_a_whole_answer_that_the_engine_gave_up_is_no_answer(
+    impatient: Gateway, engine: ScriptedEngine
+) -> None:
+    app = impatient.new_app()
+    for _ in range(2):
+        engine.script(wire.reply(wire.chat_answer("hello", reason="abort")))
+    with Caller(impatient) as caller:
+        answer = caller.ask(app, ask(stream=False))
+    assert answer.status == 502
     (row,) = app.usage_rows(1)
     assert (row["outcome"], row["charge"]) == ("engine_failed", 0)
 

@@ -6,7 +6,7 @@ from api.errors import InvalidRequest
 from api.lane.body import Edits
 from api.lane.dialects.dialect import Ask, Dialect, refuse_media_addresses
 from api.lane.dialects.shapes import check_message
-from api.lane.stream import ChunkMeter, StreamMeter
+from api.lane.stream import ChunkMeter, StreamMeter, has_finished
 
 TEXT_PARTS = ("text", "refusal")
 
@@ -35,11 +35,7 @@ class OpenAIStreams(Dialect):
 
     def is_whole(self, answer: dict[str, Any]) -> bool:
         choices = answer.get("choices")
-        return (
-            type(choices) is list
-            and bool(choices)
-            and all(type(choice) is dict and choice.get("finish_reason") for choice in choices)
-        )
+        return type(choices) is list and bool(choices) and all(has_finished(choice) for choice in choices)
 
     def meter(self, ask: Ask, *, fixes_created: bool) -> StreamMeter:
         return ChunkMeter(ask.choices, ask.shows_usage, fixes_created)

@@ -59,6 +59,13 @@ def test_done_without_a_finish_reason_is_not_whole() -> None:
     assert not meter.is_whole()
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_output_that_the_engine_gave_up_is_a_failure(reason: str) -> None:
+    meter = ChunkMeter(1, True, False)
+    assert meter.feed(ROLE + TEXT + chunk({"content": ""}, reason) + USAGE + DONE) == ROLE + TEXT
+    assert meter.failure is not None
+
+
 def test_an_error_event_passes_what_came_before_it_and_nothing_after() -> None:
     meter = ChunkMeter(1, True, False)
     out = meter.feed(ROLE + TEXT + b'data: {"error":{"message":"worker died"}}\n\n' + TEXT)
