@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES_MAX = 64 << 20
 REFUSAL_BYTES_MAX = 1 << 20
+LOGGED_MAX = 200  # characters of an engine's own words
 # Refusals that the caller can mend are passed on; the rest of 4xx is between the gateway and its engine.
 PASSED_ON = frozenset((400, 413, 422))
 
@@ -145,8 +146,9 @@ class StreamedAnswer:
         if not call.head_sent:
             call.engine_failed("engine_failed", message, worked=True)
             return
-        call.lane.log.warning("call %s broke off at the engine: %s", call.id, message)
-        call.fail("engine_failed", GatewayError(502, "server_error", "engine_failed", message))
+        call.lane.log.warning("call %s broke off at the engine: %s", call.id, message[:LOGGED_MAX])
+        told = "The engine failed while it answered: what came so far is incomplete."
+        call.fail("engine_failed", GatewayError(502, "server_error", "engine_failed", told))
 
     def finish(self) -> None:
         call, meter = self.call, self.meter

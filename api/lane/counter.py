@@ -39,14 +39,16 @@ class Counter:
                 self._mute.add(replica.id)
                 why = str(error) or "it did not answer in time"
                 log.warning("replica %s cannot count, so its calls are estimated: %s", replica.name, why)
-            return estimate(prompt_bytes, events)
+            return estimate(prompt_bytes, text, events)
         except asyncio.CancelledError:
             if not self.ending:
                 raise
-            return estimate(prompt_bytes, events)
+            return estimate(prompt_bytes, text, events)
         self._mute.discard(replica.id)
         return Usage(counted.prompt_tokens, 0, counted.completion_tokens, 0), []
 
 
-def estimate(prompt_bytes: int, events: int) -> tuple[Usage, list[str]]:
-    return Usage(-(-prompt_bytes // BYTES_PER_TOKEN), 0, events, 0), ["estimated"]
+def estimate(prompt_bytes: int, text: str, events: int) -> tuple[Usage, list[str]]:
+    """A token for each event of a stream; of an answer in one piece, by its bytes."""
+    completion = events or -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
+    return Usage(-(-prompt_bytes // BYTES_PER_TOKEN), 0, completion, 0), ["estimated"]

@@ -23,7 +23,7 @@ TOKENS = 3
 def load(engine: ScriptedEngine, *words: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "bench.load", f"{engine.url}/chat/completions", "--connections", "2",
-         "--warmup", "0.05", "--seconds", "0.2", "--tokens", str(TOKENS), *words],
+         "--warmup", "0.05", "--seconds", "1", "--tokens", str(TOKENS), *words],
         cwd=ROOT, capture_output=True, timeout=30, check=True,
     )  # fmt: skip
     figures: dict[str, Any] = json.loads(done.stdout)

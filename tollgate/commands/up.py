@@ -40,6 +40,18 @@ def up(
     grace: Annotated[
         float, typer.Option(min=0, max=600, help="Seconds that open streams have to end at a stop.")
     ] = 10.0,
+    first_byte_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that an engine may take to begin an answer.")
+    ] = 600.0,
+    idle_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that an engine may be silent within a stream.")
+    ] = 60.0,
+    caller_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a caller may take nothing before it is cut.")
+    ] = 60.0,
+    strict_journal: Annotated[
+        bool, typer.Option("--strict-journal", help="Wait for the disk at each record of a call.")
+    ] = False,
     engine: Annotated[EngineChoice, typer.Option(help="Engine to run.")] = "light",
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Engines to run of that kind.")] = 1,
     slots: Annotated[
@@ -76,6 +88,11 @@ def up(
         port=port,
         workers=workers,
         grace=grace,
+        api_words=(
+            *("--first-byte-timeout", f"{first_byte_timeout:g}", "--idle-timeout", f"{idle_timeout:g}"),
+            *("--caller-timeout", f"{caller_timeout:g}"),
+            *(("--strict-journal",) if strict_journal else ()),
+        ),
         engine=engine,
         replicas=replicas,
         slots=slots,

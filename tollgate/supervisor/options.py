@@ -37,6 +37,7 @@ class Options:
     model_file: weights for an engine that is started, a GGUF file (light) or a folder (vllm); None: SmolLM2.
     price: None keeps what the price book has, and takes EXAMPLE_PRICE where it has nothing.
     grace: seconds that the API's open streams have to end when it is stopped.
+    api_words: further options of each API process, as `python -m api --help` lists them.
     """
 
     host: str = "127.0.0.1"
@@ -55,4 +56,5 @@ class Options:
     model_file: Path | None = None
     price: Price | None = None
     grace: float = 10.0
+    api_words: tuple[str, ...] = ()
     given: Mapping[str, str]

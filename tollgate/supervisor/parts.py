@@ -96,7 +96,7 @@ def drainer_part(environment: Mapping[str, str]) -> Part:
 
 def api_parts(options: Options, environment: Mapping[str, str], listener: int) -> list[Part]:
     """API processes that accept from one listening socket, which the supervisor keeps open."""
-    words = ("-m", "api", "--fd", str(listener), "--grace", f"{options.grace:g}")
+    words = ("-m", "api", "--fd", str(listener), "--grace", f"{options.grace:g}", *options.api_words)
     return [
         _api_part(number, words, environment, options, listener) for number in range(1, options.workers + 1)
     ]
