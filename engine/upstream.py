@@ -75,6 +75,7 @@ class Upstream:
         self.host, self.port, self.loop, self.limit = host, port, loop, limit
         self.idle: list[Connection] = []
         self.open = 0
+        self.heads: dict[tuple[str, bytes], bytes] = {}  # request heads that its users keep ready
         self.connecting: set[asyncio.Task[None]] = set()
 
     def send(self, request: bytes, listener: Listener) -> Exchange:

@@ -159,13 +159,12 @@ class Call:
         self.attempt_us = time.time_ns() // 1000
         self.heard_at = self.lane.loop.time()
         self.on_engine = True
-        self.exchange = self.lane.upstreams.at(replica.host, replica.port).send(
-            b"POST %b%b HTTP/1.1\r\nhost: %b:%d\r\ncontent-type: application/json\r\naccept: */*\r\n"
-            b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (replica.base_path.encode(), self.dialect.path, replica.host.encode(), replica.port,
-               self.id.encode(), len(body), body),
-            self,
-        )  # fmt: skip
+        upstream = self.lane.upstreams.at(replica.host, replica.port)
+        head = upstream.heads.get((replica.base_path, self.dialect.path))
+        if head is None:
+            head = upstream.heads[replica.base_path, self.dialect.path] = request_head(replica, self.dialect)
+        request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (head, self.id.encode(), len(body), body)
+        self.exchange = upstream.send(request, self)
 
     # What the engine says (engine.upstream.Listener)
 
@@ -443,3 +442,14 @@ class Call:
 
 def no_replica(model: Model) -> Unavailable:
     return Unavailable(f"No replica of '{model.name}' is ready; try again shortly.", "model_not_ready")
+
+
+def request_head(replica: Replica, dialect: Dialect) -> bytes:
+    """The head of a request to an engine, up to the call's id. None of the caller's own headers is in it."""
+    return b"POST %b%b HTTP/1.1\r\nhost: %b:%d\r\n%b" % (
+        replica.base_path.encode(),
+        dialect.path,
+        replica.host.encode(),
+        replica.port,
+        b"content-type: application/json\r\naccept: */*\r\nx-request-id: ",
+    )
