@@ -160,8 +160,12 @@ class _Proof:
         self.told, _ = asyncio.run(self._under_streams(FEWER_STREAMS, self._kill, meanwhile))
         endings = Counter(f"{one.ending} {one.code or ''}".strip() for one in self.told)
         self.report.claim(
-            "kill -9 of the supervisor: each stream still ends whole or with an error event",
-            all(one.ending in ("whole", "error event") for one in self.told),
+            "kill -9 of the supervisor: each stream ends with all its tokens or an error event",
+            all(
+                one.ending == "error event"
+                or (one.ending == "whole" and (one.usage or {}).get("completion_tokens") == TOKENS)
+                for one in self.told
+            ),
             _counted(endings),
         )
 
@@ -215,9 +219,8 @@ class _Proof:
         for _ in range(count):
             self.number += 1
             more = {"ignore_eos": True}  # of vLLM: the random weights must not end it before we do
-            ask = Ask(
-                f"stream-{self.number:04d}", f"Begin with {self.rng.random()}.", TOKENS, True, more=more
-            )
+            tag, prompt = f"stream-{self.number:04d}", f"Begin with {self.rng.random()}."
+            ask = Ask(tag, prompt, TOKENS, stream=True, shows_usage=True, more=more)
             asks.append(asyncio.create_task(caller.call(ask)))
         deadline = time.monotonic() + BEGIN_SECONDS
         while caller.begun < count:
