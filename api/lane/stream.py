@@ -6,6 +6,7 @@ never parsed.
 """
 
 import re
+from abc import ABC, abstractmethod
 from typing import Any
 
 import orjson
@@ -67,7 +68,7 @@ class Delivered:
         return str(text)
 
 
-class StreamMeter:
+class StreamMeter(ABC):
     """Cuts a stream into events and hands each to `event`. What a wire means stands in its subclass."""
 
     __slots__ = ("delivered", "done", "failure", "opened", "rest", "usage")
@@ -82,13 +83,13 @@ class StreamMeter:
         )
         self.delivered = Delivered()
 
+    @abstractmethod
     def feed(self, data: bytes) -> bytes:
         """Bytes that may be passed on now. The end mark is never among them: `ending` gives it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ending(self) -> bytes:
         """The bytes that end the answer, once it is whole."""
-        raise NotImplementedError
 
     def is_whole(self) -> bool:
         """Whether the answer finished, by its own words."""

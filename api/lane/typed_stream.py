@@ -1,5 +1,6 @@
 """Streams whose events carry a `type`: OpenAI's responses and Anthropic's messages."""
 
+from abc import abstractmethod
 from typing import Any
 
 import orjson
@@ -43,9 +44,9 @@ class TypedMeter(StreamMeter):
                 passed.append(event)
         return b"".join(passed)
 
+    @abstractmethod
     def read(self, kind: str, content: dict[str, Any]) -> None:
         """Take note of what the event says; set `done` at the last one."""
-        raise NotImplementedError
 
     def ending(self) -> bytes:
         return self.last
