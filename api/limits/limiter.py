@@ -35,7 +35,8 @@ STOP_SECONDS = 2.0  # for the last settlements
 RENEWED_AT_ONCE = 100  # calls in one script, so that the server is not held up
 USER_PLANS = 10_000  # packed plans of end users that are kept
 ROUNDS = 4  # asks per admission: the app and the end user may have to be made known first, each period anew
-OPEN_CALL, REFUSED, SHORT, UNKNOWN = b"ARBU"
+OPEN_CALL, REFUSED, SHORT, ASKED, UNKNOWN = b"ARBNU"
+FIGURES_AT = {REFUSED: 7, SHORT: 5, ASKED: 1}  # where the figures for headers begin in a refusal
 
 Then = Callable[[Decision], None]
 
@@ -89,16 +90,14 @@ class Limiter:
             plan = self._plans[app.id] = make_plan(app, None, self._scripts)
         if plan.per_user and reservation.end_user is not None:
             plan = self._user_plan(app, reservation.end_user)
+        call = _Call(self, plan, reservation, then)
+        id = reservation.call_id.encode()
+        last = call.last = b"%b %d %d" % (id, reservation.tokens, reservation.hold)
         if plan.currency is not None and (
             plan.currency != reservation.currency or reservation.hold > HOLD_MAX
         ):
-            then(messages.not_comparable(reservation))
-            return
-        if plan.tokens_max is not None and reservation.tokens > plan.tokens_max:
-            then(messages.too_large(reservation, plan.tokens_max))
-            return
-        call = _Call(self, plan, reservation, then)
-        last = call.last = b"%b %d %d" % (reservation.call_id.encode(), reservation.tokens, reservation.hold)
+            # No sum of the limits server's can say yes to it: only the headers are asked for.
+            last = call.last = b"%b 0 0!" % id
         self.client.send(b"%b$%d\r\n%b\r\n" % (plan.admit, len(last), last), call.answered)
 
     def settle(self, call_id: str, *, spent: int, tokens: int) -> None:
@@ -180,9 +179,9 @@ class Limiter:
             if reply[0] == UNKNOWN and call.rounds < ROUNDS:
                 self._opening.park(call, fields[1], fields[2])
                 return
-            if reply[0] == REFUSED or reply[0] == SHORT:
-                figures = fields[7:] if reply[0] == REFUSED else fields[5:]
-                call.then(messages.refused(call.reservation, fields, call.plan.headers % tuple(figures)))
+            if reply[0] in FIGURES_AT:
+                headers = call.plan.headers % tuple(fields[FIGURES_AT[reply[0]] :])
+                call.then(messages.refused(call.reservation, fields, headers, call.plan.tokens_max))
                 return
         if isinstance(reply, ValkeyRefused) and reply.code == "NOSCRIPT" and call.rounds < ROUNDS:
             self.client.resend(with_last(call.plan.admit, call.last), call.answered)

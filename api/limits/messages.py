@@ -8,12 +8,19 @@ _SUBJECTS = {b"app": "this app", b"user": "this end user"}
 _UNITS = {b"total": "in total", b"day": "per day", b"month": "per month"}
 
 
-def refused(reservation: Reservation, fields: list[bytes], headers: bytes) -> Refused:
-    """From the admit script's reply: R what subject window limit used wait; B subject period used amount."""
+def refused(reservation: Reservation, fields: list[bytes], headers: bytes, tokens_max: int | None) -> Refused:
+    """From the admit script's reply: R what subject window limit used wait; B subject period used amount; N.
+
+    tokens_max: the tokens of the smallest window, None without any.
+    """
+    if fields[0] == b"N":
+        return _not_comparable(reservation, headers)
     if fields[0] == b"B":
         return _short(
             reservation, _SUBJECTS[fields[1]], _UNITS[fields[2]], int(fields[3]), int(fields[4]), headers
         )
+    if tokens_max is not None and reservation.tokens > tokens_max:
+        return _too_large(reservation, tokens_max, headers)
     _, what, subject, window, limit, used, wait = fields[:7]
     seconds, who = int(wait), _SUBJECTS[subject]
     if what == b"concurrency":
@@ -36,15 +43,15 @@ def refused(reservation: Reservation, fields: list[bytes], headers: bytes) -> Re
     return Refused(RATE_LIMIT_EXCEEDED, message, seconds, None, headers)
 
 
-def too_large(reservation: Reservation, tokens_max: int) -> Refused:
+def _too_large(reservation: Reservation, tokens_max: int, headers: bytes) -> Refused:
     """A call that needs more tokens than a whole window has: no waiting helps."""
     message = f"This call may use up to {reservation.tokens} tokens; the limit of this app is {tokens_max}."
     fewer = _fewer(reservation, tokens_max)
     message += f" A max_tokens of at most {fewer} would pass." if fewer else " Send a shorter prompt."
-    return Refused(RATE_LIMIT_EXCEEDED, message, None, False)
+    return Refused(RATE_LIMIT_EXCEEDED, message, None, False, headers)
 
 
-def not_comparable(reservation: Reservation) -> Refused:
+def _not_comparable(reservation: Reservation, headers: bytes) -> Refused:
     """A budget in another currency than the call's price, or a call beyond all budgets."""
     if reservation.hold > HOLD_MAX:
         message = (
@@ -55,7 +62,7 @@ def not_comparable(reservation: Reservation) -> Refused:
         message = (
             f"This model is priced in {reservation.currency}, and this app's budget is in another currency."
         )
-    return Refused(INSUFFICIENT_QUOTA, message, None, False)
+    return Refused(INSUFFICIENT_QUOTA, message, None, False, headers)
 
 
 def _short(reservation: Reservation, who: str, unit: str, used: int, amount: int, headers: bytes) -> Refused:

@@ -260,7 +260,22 @@ async def test_a_refused_call_takes_nothing_from_any_budget_window_or_slot(door:
 
 
 async def test_a_budget_in_another_currency_lets_nothing_pass(door: Gate) -> None:
-    refusal = await door.refused(an_app(budget(UNIT, currency="EUR")), hold=1)
-    assert refusal.code == "insufficient_quota"
-    assert refusal.should_retry is False
-    assert "USD" in refusal.message
+    app = an_app(budget(UNIT, currency="EUR"), requests(5), tokens(100))
+    for _ in range(2):
+        refusal = await door.refused(app, tokens=40, hold=1)
+        assert refusal.code == "insufficient_quota"
+        assert refusal.should_retry is False
+        assert "USD" in refusal.message
+        assert b"x-ratelimit-remaining-requests: 5\r\n" in refusal.headers
+        assert b"x-ratelimit-remaining-tokens: 100\r\n" in refusal.headers
+    assert (await door.refused(an_app(budget(UNIT, currency="EUR")), hold=1)).headers == b""
+
+
+async def test_a_short_budgets_refusal_says_what_is_left_of_the_limits(door: Gate) -> None:
+    app = an_app(budget(UNIT), requests(5), tokens(100))
+    await door.admitted(app, tokens=60, hold=UNIT)
+    for needed in (10, 41, 101):
+        refusal = await door.refused(app, tokens=needed, hold=1)
+        assert refusal.code == "insufficient_quota"
+        assert b"x-ratelimit-remaining-requests: 4\r\n" in refusal.headers
+        assert b"x-ratelimit-remaining-tokens: 40\r\n" in refusal.headers

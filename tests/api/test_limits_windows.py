@@ -162,6 +162,17 @@ async def test_headers_are_left_out_where_there_is_no_limit(door: Gate) -> None:
     assert header(by_tokens, "limit-tokens") == "5000"
 
 
+async def test_a_call_that_no_waiting_helps_carries_the_headers_too(door: Gate) -> None:
+    app = an_app(requests(5), tokens(100))
+    await door.admitted(app, tokens=30)
+    refusal = await door.refused(app, tokens=101, output_tokens=50)
+    assert (refusal.retry_after_s, refusal.should_retry) == (None, False)
+    assert "A max_tokens of at most 49 would pass" in refusal.message
+    assert [header(refusal, f"{what}-tokens") for what in ("limit", "remaining")] == ["100", "70"]
+    assert [header(refusal, f"{what}-requests") for what in ("limit", "remaining")] == ["5", "4"]
+    await door.admitted(app, tokens=70)  # the refused call was counted nowhere
+
+
 async def test_resets_are_durations_of_one_form(door: Gate, clock: SetClock) -> None:
     app = an_app(requests(5))
     await clock.set(door.client, 1_800_000_000.5)

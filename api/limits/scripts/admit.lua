@@ -1,7 +1,8 @@
 -- Admits one call, or says why not. A refused call changes nothing but the windows' clocks.
 --
 -- KEYS: state ring calls slots spent of the app; with end user limits also state ring slots spent of the user.
--- ARGV: 1 owner, 2 user (or -), 3 lease in ms, 4-11 limits of the app, 12-19 of the user, last 'id tokens hold'.
+-- ARGV: 1 owner, 2 user (or -), 3 lease in ms, 4-11 limits of the app, 12-19 of the user, last 'id tokens hold',
+-- with '!' behind it when the call is refused anyway and only the figures are asked for.
 -- Limits: requests/minute, tokens/minute, requests/day, tokens/day, concurrency (0: none), then budgets in total,
 -- per day, per month ('-': none, '~': counted only). Money is 1e-12 in decimal digits and is only ever added to by
 -- HINCRBY: as a double it is compared, never computed. Rounding to doubles keeps order, so two doubles that
@@ -11,7 +12,8 @@
 --          'A where [limit left reset]...'                admitted; where: buckets and periods that count it
 --          'R what subject window limit used wait [...]'  refused; wait in whole seconds
 --          'B subject period used amount [...]'           refused: the budget is short
-local id, tokens_text, hold = string.match(ARGV[#ARGV], '^(%S+) (%d+) (%d+)$')
+--          'N [...]'                                      refused before it came here
+local id, tokens_text, hold, asks = string.match(ARGV[#ARGV], '^(%S+) (%d+) (%d+)(!?)$')
 local tokens = tonumber(tokens_text)
 local time = call('TIME')
 local now = tonumber(time[1])
@@ -130,6 +132,10 @@ for s = 1, subjects do
   else
     user = state
   end
+end
+
+if asks == '!' then
+  refusal = 'N'
 end
 
 -- 2. Money, last of all checks: it is taken, and given back if it was too much.
