@@ -45,8 +45,10 @@ class Edge:
             await self.app(scope, receive, send)
             return
         began = time.monotonic()
+        # HEAD is answered as GET is; the server, which knows better, leaves the body out.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         request_id = new_id()
-        scope.setdefault("state", {})["request_id"] = request_id
+        asked.setdefault("state", {})["request_id"] = request_id
         status = 0
         got = 0
 
@@ -71,7 +73,7 @@ class Edge:
         try:
             if _content_length(scope) > self.body_max:
                 raise BodyTooLarge(self.body_max)
-            await self.app(scope, counted_receive, marked_send)
+            await self.app(asked, counted_receive, marked_send)
         except ClientDisconnect:
             status = status or 499
         except Exception as error:
@@ -79,7 +81,7 @@ class Edge:
                 log.error("%s failed: %s", request_id, whereabouts(error))
                 error = InternalError()
             if not status:
-                await error_response(Request(scope), error)(scope, receive, marked_send)
+                await error_response(Request(asked), error)(asked, receive, marked_send)
         finally:
             took = (time.monotonic() - began) * 1000
             log.info("%s %s %d %.1f ms %s", scope["method"], _logged_path(scope), status, took, request_id)
@@ -108,7 +110,10 @@ def refusal_of(request: Request, error: HTTPException) -> GatewayError:
         return MethodNotAllowed(request.method, redacted(request.url.path))
     if error.status_code < 500:
         return GatewayError(
-            error.status_code, "invalid_request_error", None, "The request could not be understood."
+            error.status_code,
+            "invalid_request_error",
+            "invalid_value",
+            "The request could not be understood.",
         )
     return InternalError()
 

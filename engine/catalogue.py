@@ -1,7 +1,8 @@
 """The rules for models, versions and replicas as people change them, by admin API, command line or `up`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -18,6 +19,7 @@ ENGINE_MODEL_MAX = 256  # characters
 SLOTS_MAX = 4096
 WEIGHT_MAX = 1_000_000
 TOKENS_MAX = 10_000_000
+NAMED_MAX = 10  # models that a refusal names
 
 DEFAULT_VERSION = "v1"
 DEFAULT_SLOTS = 16
@@ -53,11 +55,13 @@ class Pool:
     def checked_endpoints(self) -> tuple[str, ...]:
         """The endpoints in the order of ENDPOINTS. Raises InvalidSetting, for any field of the wish."""
         check_model(self.model, self.default_max_output, self.context_length)
-        check_version(self.version, self.weight)
+        with _said_as(name="version"):
+            check_version(self.version, self.weight)
         if not self.engine_urls:
             raise InvalidSetting("A model needs at least one engine address.", "engine_urls")
         for url in self.engine_urls:
-            check_replica(url, self.kind, self.engine_model or self.model, self.slots)
+            with _said_as(url="engine_urls"):
+                check_replica(url, self.kind, self.engine_model or self.model, self.slots)
         if len({split_engine_url(url) for url in self.engine_urls}) != len(self.engine_urls):
             raise DuplicateName("An engine address was given twice; give each replica once.", "engine_urls")
         return check_endpoints(DEFAULT_ENDPOINTS[self.kind] if self.endpoints is None else self.endpoints)
@@ -128,6 +132,22 @@ async def find_model(connection: asyncpg.Connection, reference: str) -> ModelRow
     if not found:
         raise NotRegistered("There is no such model; list the models to see their names and ids.")
     return found[0]
+
+
+async def require_model(connection: asyncpg.Connection, name: str, otherwise: str) -> None:
+    """Raises NotRegistered, with the names there are, unless a model has this very name.
+
+    otherwise: how the caller says that the model comes later, for the sentence.
+    """
+    names = await repository.model_names(connection)
+    if name in names:
+        return
+    shown = ", ".join(names[:NAMED_MAX]) + (", …" if len(names) > NAMED_MAX else "")
+    raise NotRegistered(
+        f"There is no model of that name ({f'only {shown}' if names else 'none at all yet'}): correct it, or "
+        f"say {otherwise} if the model comes later.",
+        "model",
+    )
 
 
 async def remove_model(connection: asyncpg.Connection, reference: str) -> None:
@@ -258,6 +278,15 @@ def check_endpoints(endpoints: Sequence[str]) -> tuple[str, ...]:
     if not endpoints or not set(endpoints) <= set(ENDPOINTS):
         raise InvalidSetting(f"Endpoints must be out of: {', '.join(ENDPOINTS)}.", "endpoints")
     return tuple(endpoint for endpoint in ENDPOINTS if endpoint in endpoints)
+
+
+@contextmanager
+def _said_as(**fields: str) -> Iterator[None]:
+    """What is wrong with a part is said of the field of the wish that held it: the part's field to that."""
+    try:
+        yield
+    except InvalidSetting as error:
+        raise InvalidSetting(str(error), fields.get(error.field, error.field)) from None
 
 
 def _check_name(name: str, what: str) -> None:

@@ -22,7 +22,11 @@ class DuplicateName(EngineError):
 
 
 class NotRegistered(EngineError):
-    """No model, version or replica of that name or id."""
+    """No model, version or replica of that name or id. `field` names what said it, where it is a field."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class EngineCannotStart(EngineError):

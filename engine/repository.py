@@ -122,6 +122,11 @@ async def model_id(connection: asyncpg.Connection, *, id: str | None, name: str)
     return found
 
 
+async def model_names(connection: asyncpg.Connection) -> list[str]:
+    """The names of all models, in order."""
+    return [row["name"] for row in await connection.fetch("SELECT name FROM models ORDER BY name")]
+
+
 async def models(connection: asyncpg.Connection, id: str | None = None) -> list[ModelRow]:
     """All models (or the one of that id) by name, with versions and replicas."""
     found = await connection.fetch(

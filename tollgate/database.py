@@ -9,6 +9,7 @@ from typing import TypeVar
 import asyncpg
 
 from api.errors import GatewayError
+from engine.errors import EngineError
 from ledger.errors import LedgerError
 from migrations.check import address
 from tollgate.errors import TollgateError, Unreachable
@@ -39,7 +40,7 @@ async def _with_database(url: str, work: Callable[[asyncpg.Connection], Awaitabl
         ) from error
     try:
         return await work(connection)
-    except (LedgerError, GatewayError) as error:
+    except (LedgerError, GatewayError, EngineError) as error:
         raise TollgateError(str(error)) from error
     except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
         raise TollgateError(

@@ -14,7 +14,7 @@ from ledger.money import format_amount, from_numeric, parse_amount, to_numeric
 
 def exact(amount: object) -> Decimal:
     """Decimal text or a whole number; a float has been rounded before anyone could look at it."""
-    if not isinstance(amount, str | int | Decimal):
+    if not isinstance(amount, str | int | Decimal) or isinstance(amount, bool):
         raise ValueError("must be decimal text, such as 12.50")
     try:
         return to_numeric(parse_amount(amount))
@@ -29,10 +29,24 @@ Amount = Annotated[
 ]
 
 
-class Body(BaseModel):
-    """Base of what comes in: a field that does not exist is an error, not silence."""
+def iso(time: object) -> object:
+    """ISO 8601 text only: a number could mean seconds or milliseconds."""
+    if not isinstance(time, str) or not time.strip("+-.0123456789"):
+        raise ValueError("must be an ISO 8601 time with its zone, such as 2027-01-01T00:00:00Z")
+    return time
 
-    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+# JSON has no times of its own, so text is read although bodies are strict.
+Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(iso)]
+
+
+class Body(BaseModel):
+    """Base of what comes in: an unknown field is an error, not silence, and no value is taken for another.
+
+    True is no 1, and "5" no 5.
+    """
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True, strict=True)
 
 
 class OrganisationIn(Body):
@@ -48,7 +62,7 @@ class KeyIn(Body):
     app: str | None = Field(None, description="Id, or ORG/APP; without one the key is an admin key.")
     name: str
     scopes: list[str] | None = None
-    expires_at: AwareDatetime | None = None
+    expires_at: Moment | None = None
 
 
 class LimitBody(Body):

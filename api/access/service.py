@@ -128,7 +128,7 @@ async def find_organisation(connection: asyncpg.Connection, reference: str) -> O
     """The organisation of that id or name. Raises NotFound."""
     found = await repository.organisation(connection, id=_id(reference), name=_text(reference))
     if found is None:
-        raise NotFound(f"There is no organisation '{quoted(reference)}'.", "organisation")
+        raise NotFound(f"There is no organisation '{quoted(reference)}'.", "organization")
     return found
 
 

@@ -4,10 +4,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
-from api.access.schemas import Body
+from api.access.schemas import Body, Moment
 from api.routes.dependencies import Connection, StrictRoute, admin_access
+from engine import catalogue
 from ledger.money import format_amount
 from ledger.prices import Price, list_prices, set_price
 
@@ -28,7 +29,8 @@ class PriceIn(Body):
     cached_prompt: PerToken | None = Field(None, description="The same as prompt when left out.")
     completion: PerToken
     currency: str = Field("USD", max_length=3)
-    effective_from: AwareDatetime | None = Field(None, description="Now when left out.")
+    effective_from: Moment | None = Field(None, description="Now when left out.")
+    before_model: bool = Field(False, description="The model comes later: it need not be there yet.")
 
 
 class PriceOut(BaseModel):
@@ -54,6 +56,8 @@ async def get_prices(connection: Connection, model: str | None = None) -> Prices
 
 @router.post("", status_code=201, summary="Set a price from a time on")
 async def add_price(body: PriceIn, connection: Connection) -> PriceOut:
+    if not body.before_model:
+        await catalogue.require_model(connection, body.model, "before_model")
     price = await set_price(
         connection,
         model=body.model,

@@ -1,5 +1,6 @@
 """What handlers ask for: the access of the key, the snapshot, a connection; and bodies read strictly."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from fastapi.routing import APIRoute
 from api.access.check import find_access, require_scope
 from api.access.directory import Access
 from api.database import Database
+from api.errors import InvalidRequest, quoted
 from api.snapshot import Snapshot
 
 PAGE_DEFAULT = 100
@@ -25,7 +27,7 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route whose handler gets its body through StrictRequest."""
+    """A route whose handler gets its body through StrictRequest, and none in which a key stands twice."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -33,10 +35,29 @@ class StrictRoute(APIRoute):
         async def strict_handler(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)
             # Before the framework does, which would call every failure to read a bad body.
-            await strict.body()
+            refuse_repeated_keys(await strict.body())
             return await handler(strict)
 
         return strict_handler
+
+
+def refuse_repeated_keys(body: bytes) -> None:
+    """At any depth. What is no JSON at all is left to whoever reads it. Raises InvalidRequest."""
+
+    def once_each(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                shown = quoted(key)
+                raise InvalidRequest(f"The key '{shown}' stands twice in the body.", shown, "duplicate_key")
+            seen.add(key)
+
+    try:
+        json.loads(body, object_pairs_hook=once_each)
+    except ValueError:
+        return
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
 
 
 async def snapshot_of(request: Request) -> Snapshot:

@@ -20,6 +20,8 @@ from tests.waiting import until
 
 T = TypeVar("T")
 
+LANE_PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"]
+
 
 @dataclass
 class ServedApp:
@@ -90,3 +92,12 @@ def in_database(database_url: str, work: Callable[[asyncpg.Connection], Coroutin
             await connection.close()
 
     return asyncio.run(run())
+
+
+def error_of(answer: httpx2.Response) -> dict[str, Any]:
+    """The error of an answer in OpenAI's shape."""
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error

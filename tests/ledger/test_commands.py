@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Protocol
 
+import psycopg
 import pytest
 
 from tests.databases import fresh_database, url_of
@@ -96,7 +97,17 @@ def test_a_top_up_that_cannot_be_booked_exactly_is_refused_in_a_sentence(
 
 
 def test_prices_are_set_listed_and_never_replaced(tollgate: Tollgate) -> None:
-    words = ("prices", "set", "n", "--prompt", "0.0000015", "--completion", "6e-6", "--from")
+    words = (
+        "prices",
+        "set",
+        "n",
+        "--prompt",
+        "0.0000015",
+        "--completion",
+        "6e-6",
+        "--before-model",
+        "--from",
+    )
     when = "2027-01-01T01:00+01:00"
     made = json.loads(tollgate(*words, when, "--json"))
     assert made["effective_from"] == "2027-01-01T00:00:00+00:00"
@@ -108,6 +119,24 @@ def test_prices_are_set_listed_and_never_replaced(tollgate: Tollgate) -> None:
     assert "2027-01-01T00:00:00+00:00" in shown
     assert "0.000006" in shown
     assert "a time with a zone" in tollgate(*words, "2027-01-01", code=1)
+
+
+def test_a_price_for_a_model_that_is_not_there_is_refused_with_the_names_there_are(
+    tollgate: Tollgate, books: Books
+) -> None:
+    words = ("prices", "set", "smolm2", "--prompt", "1", "--completion", "1")
+    assert "none at all yet" in tollgate(*words, code=1)
+    with psycopg.connect(books.url) as connection:
+        connection.execute(
+            "INSERT INTO models (name, default_max_output, endpoints) VALUES ('smollm2', 9, '{embeddings}')"
+        )
+    said = tollgate(*words, code=1)
+    assert said == (
+        "tollgate: There is no model of that name (only smollm2): correct it, or say --before-model if the "
+        "model comes later.\n"
+    )
+    assert json.loads(tollgate("prices", "list", "smolm2", "--json")) == []
+    assert tollgate("prices", "set", "smollm2", "--prompt", "1", "--completion", "1")
 
 
 def test_a_database_that_was_never_migrated_is_said_to_be(

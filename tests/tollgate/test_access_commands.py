@@ -12,6 +12,7 @@ import pytest
 
 from ledger.ids import new_id
 from tests import databases
+from tests.fakes.scripted_engine import ScriptedEngine
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -110,21 +111,44 @@ def test_a_model_is_added_listed_and_removed(cli: Cli, database: str) -> None:
         "models",
         "add",
         name,
-        *("--engine-url", "http://127.0.0.1:8001", "--engine-url", "http://127.0.0.1:8002/v1"),
+        *("--engine-url", "http://127.0.0.1:1", "--engine-url", "http://127.0.0.1:2/v1"),
         *("--engine-model", "tiny", "--kind", "vllm", "--slots", "4", "--default-max-output", "64"),
         *("--context-length", "2048", "--endpoints", "embeddings, chat/completions"),
     )
     assert added.returncode == 0, added.stderr
+    (id,) = added.stdout.splitlines()
+    warnings = added.stderr.splitlines()
+    assert [line.split(" ", 5)[:5] for line in warnings[:2]] == [
+        ["Warning:", "Nothing", "answers", "at", f"127.0.0.1:{port}"] for port in (1, 2)
+    ]
+    assert warnings[2:] == [
+        f"Warning: {name} has no price, so it is not served: set one with `tollgate prices set {name} "
+        "--prompt … --completion …`."
+    ]
     stored = row(database, "SELECT * FROM models WHERE name = %s", name)
     assert (stored["default_max_output"], stored["context_length"]) == (64, 2048)
+    assert str(stored["id"]) == id
     assert stored["endpoints"] == ["chat/completions", "embeddings"]
     lines = [line.split() for line in cli("models", "list").stdout.splitlines() if line.startswith(name)]
     assert [line[3:8] for line in lines] == [
-        ["r1", "http://127.0.0.1:8001", "vllm", "4", "ready"],
-        ["r2", "http://127.0.0.1:8002/v1", "vllm", "4", "ready"],
+        ["r1", "http://127.0.0.1:1", "vllm", "4", "ready"],
+        ["r2", "http://127.0.0.1:2/v1", "vllm", "4", "ready"],
     ]
     assert cli("models", "remove", name).returncode == 0
     one_sentence(cli("models", "remove", name))
+
+
+def test_an_engine_that_serves_another_model_is_a_warning_and_one_that_serves_it_is_none(
+    cli: Cli, quick_engine: ScriptedEngine
+) -> None:
+    name = f"m-{new_id()}"
+    price = cli("prices", "set", name, "--prompt", "0", "--completion", "0", "--before-model")
+    assert price.returncode == 0, price.stderr
+    (warning,) = cli("models", "add", name, "--engine-url", quick_engine.url).stderr.splitlines()
+    assert f"does not serve '{name}' but 'scripted'" in warning
+    assert cli("models", "remove", name).returncode == 0
+    added = cli("models", "add", name, "--engine-url", quick_engine.url, "--engine-model", "scripted")
+    assert (added.returncode, added.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

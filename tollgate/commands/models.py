@@ -1,13 +1,23 @@
 """tollgate models: which models there are, and which engines serve them."""
 
+import asyncio
+import sys
+import time
 from typing import Annotated
 
+import asyncpg
 import typer
 
 from engine import catalogue
+from engine.errors import EngineError, EngineHasNoSuchModel
+from engine.probe import probe
+from engine.registry import split_engine_url
 from engine.repository import models
+from ledger.prices import Price, PriceBook, list_prices
 from tollgate.commands.connection import in_database
 from tollgate.commands.table import print_table
+
+PROBE_SECONDS = 2.0  # for each question to an engine that is added
 
 app = typer.Typer(help="Models, and the engines that serve them.", no_args_is_help=True)
 
@@ -30,7 +40,7 @@ def add(
     ] = None,
     version: Annotated[str, typer.Option(help="Name of its first version.")] = catalogue.DEFAULT_VERSION,
 ) -> None:
-    """Add a model; callers find it within a second."""
+    """Add a model; with a price, callers find it within a second. Warns of engines that do not answer."""
     pool = catalogue.Pool(
         model=name,
         engine_urls=engine_url,
@@ -42,7 +52,44 @@ def add(
         context_length=context_length,
         endpoints=None if endpoints is None else [part.strip() for part in endpoints.split(",")],
     )
-    print(in_database(lambda connection: catalogue.add_model(connection, pool)).id)
+
+    async def work(connection: asyncpg.Connection) -> tuple[str, Price | None]:
+        added = await catalogue.add_model(connection, pool)
+        book = PriceBook(await list_prices(connection, name))
+        return added.id, book.at(name, time.time_ns() // 1000)
+
+    id, price = in_database(work)
+    print(id)
+    for warning in asyncio.run(_warnings(pool)):
+        print(f"Warning: {warning}", file=sys.stderr)
+    if price is None:
+        print(
+            f"Warning: {name} has no price, so it is not served: set one with `tollgate prices set {name} "
+            "--prompt … --completion …`.",
+            file=sys.stderr,
+        )
+
+
+async def _warnings(pool: catalogue.Pool) -> list[str]:
+    """A sentence for each engine that does not answer, or not for this model. It may start later."""
+
+    async def ask(url: str) -> str | None:
+        wanted = pool.engine_model or pool.model
+        try:
+            await probe(url, wanted, within=PROBE_SECONDS)
+        except EngineHasNoSuchModel as error:
+            host, port, _ = split_engine_url(url)
+            served = ", ".join(f"'{one}'" for one in error.served) or "no model"
+            return (
+                f"The engine at {host}:{port} does not serve '{wanted}' but {served}: remove the model and "
+                "add it with --engine-model."
+            )
+        except EngineError as error:
+            return str(error)
+        return None
+
+    answers = await asyncio.gather(*(ask(url) for url in pool.engine_urls))
+    return [answer for answer in answers if answer is not None]
 
 
 @app.command("list")

@@ -9,6 +9,7 @@ import asyncpg
 import orjson
 import typer
 
+from engine import catalogue
 from ledger import prices
 from ledger.money import format_amount
 from ledger.prices import Price
@@ -36,11 +37,16 @@ def set_price(
         str | None,
         typer.Option("--from", help="ISO time with its zone, such as 2027-01-01T00:00Z; else now."),
     ] = None,
+    before_model: Annotated[
+        bool, typer.Option("--before-model", help="The model comes later: it need not be there yet.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set a price. Calls admitted before keep the price they had; no price is ever changed."""
 
     async def work(connection: asyncpg.Connection) -> Price:
+        if not before_model:
+            await catalogue.require_model(connection, model, "--before-model")
         return await prices.set_price(
             connection,
             model=model,
