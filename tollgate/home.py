@@ -12,6 +12,7 @@ lock            held while `tollgate up` runs
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -62,9 +63,38 @@ def read_ready(home: Path) -> Ready | None:
         return None
 
 
+def own_journal() -> Path | None:
+    """The journal of the `tollgate up` that runs in this home, if DATABASE_URL is its database; else None."""
+    home = home_folder()
+    ready = running(home)
+    if ready is None or os.environ.get("DATABASE_URL") != ready["database_url"]:
+        return None
+    return home / "journal"
+
+
+def running(home: Path) -> Ready | None:
+    """What the `tollgate up` that runs in this home says of itself. One that was killed says nothing more."""
+    ready = read_ready(home)
+    return ready if ready is not None and _is_locked(home / "lock") else None
+
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def find_servers() -> None:
     """Set the variables that name the servers from ready.json, where the environment does not have them."""
-    ready = read_ready(home_folder())
+    ready = running(home_folder())
     if ready is None:
         return
     for variable, key in SERVER_VARIABLES.items():

@@ -14,12 +14,16 @@ import typer
 from api.access.service import find_app
 from ledger import spend as spending
 from ledger import topups
+from ledger.arrival import arrived
 from ledger.money import format_amount
 from ledger.spend import Call, Spend
 from ledger.verify import Report
 from ledger.verify import verify as verify_books
 from tollgate.database import with_database
+from tollgate.home import own_journal
 from tollgate.tables import show, table
+
+ARRIVAL_SECONDS = 2.0  # that the latest calls are waited for
 
 app = typer.Typer(
     no_args_is_help=True, help="The books: top-ups, spend, calls, and whether all of it adds up."
@@ -65,6 +69,7 @@ def spend(
     """Show what was used and charged so far. Amounts are exact; days are UTC."""
 
     async def work(connection: asyncpg.Connection) -> list[Spend]:
+        await _await_calls(connection)
         return await spending.spend(connection, by.value, await _app_id(connection, of))
 
     lines = with_database(work)
@@ -98,6 +103,7 @@ def usage(
     """Show the latest calls, the newest first: who, what, tokens, charge, how it ended."""
 
     async def work(connection: asyncpg.Connection) -> list[Call]:
+        await _await_calls(connection)
         return await spending.latest_calls(connection, last, await _app_id(connection, of))
 
     calls = with_database(work)
@@ -127,13 +133,29 @@ def usage(
 @app.command()
 def verify(as_json: JsonOption = False) -> None:
     """Recompute every charge, balance and sum from the calls; exit code 1 when anything differs."""
-    report = with_database(verify_books)
+
+    async def work(connection: asyncpg.Connection) -> Report:
+        await _await_calls(connection)
+        return await verify_books(connection)
+
+    report = with_database(work)
     if as_json:
         _echo(_document(report))
     else:
         _print(report)
     if not report.clean:
         raise typer.Exit(1)
+
+
+async def _await_calls(connection: asyncpg.Connection) -> None:
+    """So that a call that was answered a moment ago is seen; the drainer takes up to half a second."""
+    journal = own_journal()
+    if journal is not None and not await arrived(connection, journal, within=ARRIVAL_SECONDS):
+        typer.echo(
+            "tollgate: The latest calls are not all in the books yet; look again in a moment, and into "
+            "logs/drainer.log if it stays so.",
+            err=True,
+        )
 
 
 async def _app_id(connection: asyncpg.Connection, of: str | None) -> str | None:
