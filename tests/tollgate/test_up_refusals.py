@@ -94,6 +94,16 @@ def test_a_valkey_that_is_away_is_said(variable: str) -> None:
         assert "secret" not in sentence
 
 
+@pytest.mark.parametrize("written", ["", ":wrong@"])
+def test_a_valkey_that_wants_another_password_says_so(servers: Servers, written: str) -> None:
+    url = urlsplit(servers.environment()["BROKER_URL"])
+    with an_up({"BROKER_URL": f"redis://{written}{url.hostname}:{url.port}/0"}) as up:
+        sentence = up.fails()
+        assert f"Valkey at {url.hostname}:{url.port} wants another password" in sentence
+        assert "BROKER_URL" in sentence
+        assert "wrong" not in sentence
+
+
 def test_an_engine_that_is_away_is_said() -> None:
     with an_up() as up:
         assert "127.0.0.1:1" in up.fails("--engine-url", "http://127.0.0.1:1/v1")
@@ -117,6 +127,7 @@ def test_a_model_that_the_engine_does_not_serve_is_said_with_those_that_it_does(
         (("--price", "1,2", "--free"), "contradict"),
         (("--model-file", "/nowhere.gguf"), "/nowhere.gguf"),
         (("--engine-url", "ftp://x"), "--engine-url"),
+        (("--engine", "vllm", "--engine-url", "http://127.0.0.1:1"), "give one of them"),
         (("--engine-url", "http://user:secret@127.0.0.1:1"), "--engine-url"),
         (("--host", "192.0.2.1"), "192.0.2.1 is no address of this machine"),
     ],
@@ -130,8 +141,9 @@ def test_options_that_make_no_sense_are_said(words: tuple[str, ...], why: str) -
 
 def test_a_home_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with an_up(home=tmp_path / "file" / "home") as up:
-        assert "set TOLLGATE_HOME" in up.fails()
+    for home in (tmp_path / "file" / "home", Path("/proc/home")):
+        with an_up(home=home) as up:
+            assert "set TOLLGATE_HOME" in up.fails()
 
 
 @pytest.mark.skipif(

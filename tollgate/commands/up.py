@@ -52,7 +52,7 @@ def up(
     strict_journal: Annotated[
         bool, typer.Option("--strict-journal", help="Wait for the disk at each record of a call.")
     ] = False,
-    engine: Annotated[EngineChoice, typer.Option(help="Engine to run.")] = "light",
+    engine: Annotated[EngineChoice | None, typer.Option(help="Engine to run.", show_default="light")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Engines to run of that kind.")] = 1,
     slots: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Calls that one engine answers at the same time.")
@@ -83,6 +83,10 @@ def up(
 
     Servers named by DATABASE_URL, BROKER_URL, LIMITS_URL or CACHE_URL are used instead of started.
     """
+    if engine is not None and engine_url:
+        raise TollgateError(
+            "--engine starts engines and --engine-url names engines that run already; give one of them."
+        )
     options = Options(
         host=host,
         port=port,
@@ -93,7 +97,7 @@ def up(
             *("--caller-timeout", f"{caller_timeout:g}"),
             *(("--strict-journal",) if strict_journal else ()),
         ),
-        engine=engine,
+        engine=engine or "light",
         replicas=replicas,
         slots=slots,
         engine_urls=tuple(engine_url or ()),

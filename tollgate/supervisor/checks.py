@@ -19,6 +19,14 @@ from tollgate.errors import Unreachable
 
 ANSWER_SECONDS = 5.0
 OLDEST_POSTGRES = 15  # UNIQUE NULLS NOT DISTINCT
+# How Valkey words it when an address has no password, or a wrong one.
+ASKS_FOR_PASSWORD = (
+    "HELLO must be called",
+    "NOAUTH",
+    "Authentication required",
+    "WRONGPASS",
+    "invalid username",
+)
 VALKEY_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 
 
@@ -60,6 +68,11 @@ def check_valkey(variable: str, url: str) -> None:
         ) as client:
             client.ping()
     except (redis.RedisError, ValueError, OSError) as error:
+        if any(words in str(error) for words in ASKS_FOR_PASSWORD):
+            raise Unreachable(
+                f"Valkey at {place(url)} wants another password or user name than {variable} has: write it "
+                "like redis://:PASSWORD@HOST:PORT/0."
+            ) from None
         raise Unreachable(
             f"Valkey at {place(url)} ({variable}) cannot be used: {_reason(error)}; "
             "start that server or correct the address."

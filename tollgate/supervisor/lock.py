@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ def holding(home: Path) -> Iterator[None]:
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise  # which the command line says of every file
         raise TollgateError(
             f"Tollgate cannot keep its state in {home} ({error.strerror}); "
             "set TOLLGATE_HOME to a folder of yours."
