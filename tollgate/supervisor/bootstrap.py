@@ -87,19 +87,23 @@ async def _works(connection: asyncpg.Connection, key: str) -> bool:
     return found
 
 
-async def register(connection: asyncpg.Connection, pool: Pool) -> list[str]:
-    """Make this start's model what the pool says; returns a line for each dead replica that was switched off.
+async def register(connection: asyncpg.Connection, pool: Pool, *, ours: bool) -> list[str]:
+    """Make this start's model what the pool says; returns a line for each replica that was switched off.
 
     An earlier start may have run another model on an engine of its own. Nobody serves it now: its replicas
-    on this machine that nobody listens for are switched off, and come back with the start that runs them.
+    on this machine are switched off where nobody listens, or where an engine of this start (ours: it started
+    the pool's engines) does, which serves its own model only. They come back with the start that runs them.
     """
     await catalogue.put_model(connection, pool)
     lines = []
+    taken = {split_engine_url(url) for url in pool.engine_urls} if ours else set()
+    engine_model = pool.engine_model or pool.model
     for model in await repository.models(connection):
         if model.name == pool.model:
             continue
         for replica in (one for version in model.versions for one in version.replicas):
-            if replica.state != "off" and _is_dead_here(replica.url):
+            other = split_engine_url(replica.url) in taken and replica.engine_model != engine_model
+            if replica.state != "off" and (other or _is_dead_here(replica.url)):
                 await catalogue.change_replica(connection, replica.id, state="off")
                 lines.append(
                     f"{model.name}: nobody serves it at {replica.url}; that replica is switched off."

@@ -173,7 +173,7 @@ class _Run:
     async def _bootstrap(self, database_url: str, chosen: Engines) -> tuple[bootstrap.Keys, str]:
         connection = await asyncpg.connect(database_url, timeout=10, command_timeout=30)
         try:
-            for line in await bootstrap.register(connection, chosen.pool):
+            for line in await bootstrap.register(connection, chosen.pool, ours=bool(chosen.parts)):
                 self._display.say(line)
             price = await bootstrap.ensure_price(connection, chosen.pool.model, self._options.price)
             return await bootstrap.bootstrap(connection, self._home), price
