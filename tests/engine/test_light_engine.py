@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 import orjson
 import pytest
 
@@ -149,6 +150,18 @@ def refusal(*words: str) -> str:
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     return ended.stderr
+
+
+def test_events_of_responses_lack_what_the_clients_stream_helper_needs(light_engine: RealEngine) -> None:
+    ask: dict[str, Any] = {"model": light_engine.engine_model, "input": "hi", "max_output_tokens": 4}
+    with openai.OpenAI(base_url=f"{light_engine.url}/v1", api_key="none", max_retries=0) as client:
+        assert client.responses.create(**ask).output_text
+        events = list(client.responses.create(stream=True, **ask))
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert events[-1].type == "response.completed"
+        # docs/engines.md says so; once this fails it can be taken out there.
+        with pytest.raises(TypeError), client.responses.stream(**ask) as stream:
+            list(stream)
 
 
 def test_it_serves_under_another_name(tmp_path: Path) -> None:
