@@ -130,6 +130,34 @@ class BodyTooLarge(GatewayError):
         )
 
 
+class HeadTooLarge(GatewayError):
+    """431: the headers are longer, or more, than the server reads."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            431, "invalid_request_error", "headers_too_large", "The headers are too large; send fewer."
+        )
+
+
+class UrlTooLong(GatewayError):
+    """414: the address is longer than the server reads."""
+
+    def __init__(self) -> None:
+        super().__init__(414, "invalid_request_error", "url_too_long", "The address is too long; shorten it.")
+
+
+class RequestTimedOut(GatewayError):
+    """408: the rest of the request did not come in time."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            408,
+            "invalid_request_error",
+            "request_timeout",
+            "The rest of the request did not come; send it again.",
+        )
+
+
 class InternalError(GatewayError):
     """500: our own fault. What happened stands in the log under the request id, not in the reply."""
 

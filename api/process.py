@@ -7,6 +7,7 @@ import logging
 import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,11 +27,14 @@ from engine.cache import ResultCache
 from engine.upstream import Upstreams
 from engine.valkey import ValkeyClient
 from ledger.journal.writer import Journal
-from migrations.run import check
+from migrations.check import check
+from migrations.errors import DatabaseUnreachable
 
 FILES_WANTED = 65_536
 FILES_LEAST = 4_096
 BACKLOG = 4_096
+DATABASE_SECONDS = 30.0  # an outage of Postgres that is waited out at the start
+DATABASE_POLL_SECONDS = 0.25
 # uvicorn waits so much longer than the lane for connections to close.
 AFTER_LANE_SECONDS = 2.0
 
@@ -52,8 +56,23 @@ class Server(uvicorn.Server):
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises what keeps it from starting (see `__main__`)."""
     raise_file_limit()
-    check(settings.database_url)
+    wait_for_schema(settings.database_url)
     uvloop.run(serve(settings))
+
+
+def wait_for_schema(database_url: str) -> None:
+    """Raises SchemaMismatch, and DatabaseUnreachable when Postgres stays away for DATABASE_SECONDS.
+
+    Waiting here is quicker than being started anew: after an outage calls are served as soon as it ends.
+    """
+    deadline = time.monotonic() + DATABASE_SECONDS
+    while True:
+        try:
+            return check(database_url)
+        except DatabaseUnreachable:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(DATABASE_POLL_SECONDS)
 
 
 async def serve(settings: Settings) -> None:
@@ -81,7 +100,7 @@ async def serve(settings: Settings) -> None:
     def health() -> dict[str, Any]:
         return {
             "snapshot": snapshot.connected,
-            "limits": limits_client.connected,
+            "limits": limits_client.connected and not limiter.refusing,
             "journal": not journal.full_reason,
         }
 

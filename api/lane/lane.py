@@ -18,6 +18,7 @@ from ledger.journal.writer import Journal
 
 SWEEP_SECONDS = 0.25
 KEEP_ALIVE_SECONDS = 75.0  # an idle connection of a caller is kept for so long
+REQUEST_SECONDS = 60.0  # a request must be here whole after so long
 BODY_BYTES_MAX = 32 << 20
 # Streams are ended so long before the limit of the shutdown, so that their last bytes still go out.
 ENDING_MARGIN_SECONDS = 1.0
@@ -61,6 +62,7 @@ class Lane:
         self.log = logging.getLogger("api.lane")
         self.in_flight: set[Call] = set()
         self.idle: dict[Any, float] = {}  # connection -> since when (loop time)
+        self.reading: dict[Any, float] = {}  # connection with half a request -> since when
         self.tasks: set[asyncio.Task[None]] = set()
         self.ending = False
         self.common = b""
@@ -98,6 +100,9 @@ class Lane:
         oldest = now - KEEP_ALIVE_SECONDS
         for connection in [connection for connection, since in self.idle.items() if since < oldest]:
             connection.close_idle()
+        oldest = now - REQUEST_SECONDS
+        for connection in [connection for connection, since in self.reading.items() if since < oldest]:
+            connection.request_timed_out()
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
     def begin_ending(self) -> None:

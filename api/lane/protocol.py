@@ -11,7 +11,17 @@ from urllib.parse import unquote_to_bytes
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from api.errors import BodyTooLarge, GatewayError, InvalidRequest
+from api.access.keys import key_from_headers
+from api.errors import (
+    BodyTooLarge,
+    GatewayError,
+    HeadTooLarge,
+    InvalidKey,
+    InvalidRequest,
+    MethodNotAllowed,
+    RequestTimedOut,
+    UrlTooLong,
+)
 from api.lane import reply
 from api.lane.admission import begin
 from api.lane.call import Call
@@ -20,6 +30,12 @@ from api.lane.lane import BODY_BYTES_MAX, Lane
 from ledger.ids import new_id
 
 LINGER_SECONDS = 5.0
+HEAD_BYTES_MAX = 64 << 10  # request line and headers; one read more may come in
+URL_BYTES_MAX = 8 << 10
+HEADERS_MAX = 100
+# A body longer than this is not waited for when there is no key with it.
+SMALL_BODY_BYTES = 64 << 10
+UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 VERSIONS = ("1.1", "1.0")
 ONCE = (b"host", b"transfer-encoding", b"content-length")
 
@@ -33,25 +49,61 @@ class LaneProtocol(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type]
         self.running: Call | None = None
         self.refused = False
+        self.in_head = self.upgrading = False
+        self.head_bytes = 0
         self.lane.idle[self] = self.loop.time()
 
     # Parsing
 
     def data_received(self, data: bytes) -> None:
         self.lane.idle.pop(self, None)
-        if not self.refused:
-            super().data_received(data)
+        if self.refused:
+            return
+        if self.in_head:
+            self.head_bytes += len(data)
+            if self.head_bytes > HEAD_BYTES_MAX:
+                self._refuse_head(HeadTooLarge())
+                return
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self.refused:
+                self._without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _without_upgrade(self, rest: bytes) -> None:
+        """No other protocol is spoken here, so an upgrade is ignored (RFC 9110, 7.8). The parser has left the
+        body aside: it reads the request once more, without the headers that ask for it."""
+        self.upgrading = False
+        lines = [b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
+        lines += [b"%b: %b\r\n" % header for header in self.headers if header[0] not in UPGRADE_HEADERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"".join(lines) + b"\r\n" + rest)
 
     def on_message_begin(self) -> None:
         # The parent builds an ASGI scope here; the lane needs none, so that waits until the path is known.
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
+        self.in_head, self.head_bytes = True, 0
+        self.lane.reading[self] = self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        self.in_head = False
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse_head(MethodNotAllowed("CONNECT", "a gateway"))
+            return
+        if self.parser.should_upgrade():
+            self.upgrading = True
+            return
+        if len(self.url) > URL_BYTES_MAX or len(self.headers) > HEADERS_MAX:
+            self._refuse_head(UrlTooLong() if len(self.url) > URL_BYTES_MAX else HeadTooLarge())
+            return
         dialect = BY_PATH.get(self.url) or lane_path(self.url)
         if dialect is None or self.parser.get_method() != b"POST":
             self._to_fastapi()
@@ -71,9 +123,11 @@ class LaneProtocol(HttpToolsProtocol):
             chunked=version != "1.0",
         )
         before, self.cycle = self.cycle, call  # type: ignore[assignment]
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > BODY_BYTES_MAX:
+        length = int(headers.get(b"content-length") or 0)
+        if length > BODY_BYTES_MAX:
             self._refuse_body(call)
+        elif length > SMALL_BODY_BYTES and key_from_headers(headers) is None and self._after_running(call):
+            self._refuse(InvalidKey(), dialect, call.id)
         elif before is None or before.response_complete:
             self._take_turn(call)
         else:
@@ -90,7 +144,7 @@ class LaneProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         cycle: Any = self.cycle
-        if self.refused:
+        if self.refused or self.upgrading:
             return
         if type(cycle) is Call:
             cycle.pieces.append(body)
@@ -102,8 +156,9 @@ class LaneProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         cycle: Any = self.cycle
-        if self.refused:
+        if self.refused or self.upgrading:
             return
+        self.lane.reading.pop(self, None)
         if type(cycle) is not Call:
             super().on_message_complete()
         else:
@@ -171,6 +226,7 @@ class LaneProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lane.idle.pop(self, None)
+        self.lane.reading.pop(self, None)
         self.pipeline.clear()
         running, self.running = self.running, None
         super().connection_lost(exc)
@@ -195,15 +251,21 @@ class LaneProtocol(HttpToolsProtocol):
         self.lane.idle.pop(self, None)
         self.transport.close()
 
+    def request_timed_out(self) -> None:
+        """The rest of a request did not come in time."""
+        self._refuse_head(RequestTimedOut())
+
+    def _refuse_head(self, error: GatewayError) -> None:
+        if self._after_running(None):
+            self._refuse(error, None, new_id())
+
     def _refuse_body(self, call: Call) -> None:
         if self._after_running(call):
             self._refuse(BodyTooLarge(BODY_BYTES_MAX), call.dialect, call.id)
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP gets its refusal in the wire's shape too (the parent's is plain text)."""
-        if self._after_running(None):
-            error = InvalidRequest("This is not a valid HTTP/1.1 request.", code="invalid_http")
-            self._refuse(error, None, new_id())
+        self._refuse_head(InvalidRequest("This is not a valid HTTP/1.1 request.", code="invalid_http"))
 
     def _after_running(self, call: Call | None) -> bool:
         """Whether a refusal may be written now: an answer that is going out stays whole, and ends it all."""
@@ -215,6 +277,7 @@ class LaneProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: GatewayError, dialect: Dialect | None, request_id: str) -> None:
         self.refused = True
+        self.lane.reading.pop(self, None)
         body = reply.error_body(error, dialect, request_id)
         self.write(reply.json_reply(self.lane.common, error.status, body, request_id, b"", keep_alive=False))
         # A close with unread input would reset the connection, and the refusal would never be read: what

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 30.0  # a slot is free again so long after its process was last heard of
 BEATS_PER_LEASE = 3
+REFUSING_SECONDS = (
+    15.0  # after a refusal of the limits server the process says for so long that it is not ready
+)
 RETRY_SECONDS = 0.5  # until a settlement that the server refused is sent again
 STOP_SECONDS = 2.0  # for the last settlements
 RENEWED_AT_ONCE = 100  # calls in one script, so that the server is not held up
@@ -76,6 +79,7 @@ class Limiter:
         self.stopping = False
         self._all_settled: asyncio.Future[None] = loop.create_future()  # watched when stopping
         self._said_refused = ""
+        self._refused_at = -REFUSING_SECONDS
         self._beat_seconds = lease_seconds / BEATS_PER_LEASE
         client.on_connected.append(self._hello)
         if client.connected:
@@ -123,6 +127,11 @@ class Limiter:
             reserved = call.reservation
             last = b"%b %b %d -1 %d" % (call_id.encode(), call.where, -reserved.tokens, -reserved.hold)
             self._send_settlement(call, last)
+
+    @property
+    def refusing(self) -> bool:
+        """Whether the limits server answers but does no work (its disk is full, say)."""
+        return self._loop.time() - self._refused_at < REFUSING_SECONDS
 
     @property
     def unsettled(self) -> int:
@@ -226,7 +235,10 @@ class Limiter:
 
     def _say_refused(self, reply: Reply | ValkeyError) -> None:
         """Once per kind of refusal, not once per call."""
-        if isinstance(reply, ValkeyRefused) and reply.code != self._said_refused:
+        if not isinstance(reply, ValkeyRefused):
+            return
+        self._refused_at = self._loop.time()
+        if reply.code != self._said_refused:
             self._said_refused = reply.code
             log.error("the limits server refuses to work: %s", reply)
 

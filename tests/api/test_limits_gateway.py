@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from api.access.directory import Limit
+from api.lane.admission import TEMPLATE_TOKENS
 from api.limits.spent import LedgerSpent
 from engine.valkey import ValkeyClient
 from tests import databases
@@ -24,8 +25,6 @@ from tests.gateway import App, Gateway, Price, running_gateway
 from tests.own_valkey import ask as valkey
 from tests.waiting import until
 from tollgate.servers import Servers
-
-TEMPLATE_TOKENS = 256  # what the gateway adds to a body's bytes as the prompt's bound
 
 
 def body(**more: Any) -> dict[str, Any]:

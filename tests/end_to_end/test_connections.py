@@ -259,3 +259,41 @@ def test_the_engines_own_headers_do_not_pass(gateway: Gateway, app: App, engine:
         headers = caller.ask(app, ask()).headers
     assert not {"set-cookie", "x-internal", "server"} & set(headers)
     assert headers["x-request-id"]
+
+
+def test_an_upgrade_that_nobody_speaks_is_ignored(gateway: Gateway, app: App, engine: ScriptedEngine) -> None:
+    plain = request(app, ask())
+    head, _, body = plain.partition(b"\r\n\r\n")
+    asks = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__"
+    whole = head + asks + b"\r\n\r\n" + body
+    for cut in (len(whole), len(head), len(head) + len(asks) + 4, len(whole) - 5):
+        with Caller(gateway) as caller:
+            caller.send(whole[:cut])
+            caller.send(whole[cut:])
+            assert caller.read_reply().status == 200
+            caller.send(plain)
+            assert caller.read_reply().status == 200
+    assert {received.body for received in engine.requests()} == {engine.requests()[0].body}
+    app.usage_rows(8)
+
+
+def test_heads_and_addresses_have_a_bound(gateway: Gateway, app: App, engine: ScriptedEngine) -> None:
+    plain = request(app, ask())
+    line, _, rest = plain.partition(b"\r\n")
+    long_header = line + b"\r\nX-Long: " + b"x" * (1 << 20) + b"\r\n" + rest
+    many_headers = line + b"\r\n" + b"".join(b"X-%d: y\r\n" % number for number in range(1000)) + rest
+    long_address = line.replace(b" HTTP", b"?" + b"x" * (1 << 20) + b" HTTP") + b"\r\n" + rest
+    for sent, statuses in ((long_header, {431}), (many_headers, {431}), (long_address, {414, 431})):
+        with Caller(gateway) as caller:
+            caller.send(sent)
+            reply = caller.read_reply()
+            assert reply.status in statuses
+            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+    assert engine.requests() == []
+
+
+def test_a_long_body_without_a_key_is_refused_before_it_comes(gateway: Gateway, app: App) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{"
+    with Caller(gateway) as caller:
+        caller.send(head)
+        assert caller.read_reply().status == 401
