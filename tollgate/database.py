@@ -33,7 +33,11 @@ async def _with_database(url: str, work: Callable[[asyncpg.Connection], Awaitabl
         connection = await asyncpg.connect(
             url, timeout=CONNECT_SECONDS, server_settings={"application_name": "tollgate-cli"}
         )
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except ValueError as error:
+        raise TollgateError(
+            "DATABASE_URL is not an address like postgresql://USER:PASSWORD@HOST:PORT/NAME."
+        ) from error
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise Unreachable(
             f"Postgres at {address(url)} does not take the connection ({error or type(error).__name__}): "
             "check DATABASE_URL and that the server runs."

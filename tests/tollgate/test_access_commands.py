@@ -184,7 +184,7 @@ def test_a_name_that_is_taken_is_one_sentence(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("postgresql://u:MARKER@127.0.0.1:1/db", "127.0.0.1:1/db cannot be reached"),
+        ("postgresql://u:MARKER@127.0.0.1:1/db", "127.0.0.1:1/db does not take the connection"),
         ("nonsense", "postgresql://"),
         ("postgresql://u:MARKER@127.0.0.1:x/db", "postgresql://"),
     ],

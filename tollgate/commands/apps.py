@@ -7,9 +7,9 @@ import typer
 
 from api.access import service
 from api.access.repository import AppRow
-from tollgate.commands.connection import in_database
-from tollgate.commands.table import moment, print_table, state
+from tollgate.database import with_database
 from tollgate.errors import TollgateError
+from tollgate.tables import moment, print_table, state
 
 app = typer.Typer(help="Apps: each has keys, limits and budgets of its own.", no_args_is_help=True)
 
@@ -24,13 +24,13 @@ def create(
     organisation, slash, own = name.partition("/")
     if not slash:
         raise TollgateError("Name the app as ORG/APP; `tollgate orgs list` shows the organisations.")
-    print(in_database(lambda connection: service.create_app(connection, organisation, own)).id)
+    print(with_database(lambda connection: service.create_app(connection, organisation, own)).id)
 
 
 @app.command("list")
 def list_(org: Annotated[str | None, typer.Option(help="Only this organisation's.")] = None) -> None:
     """List apps, revoked ones too."""
-    found = in_database(lambda connection: service.list_all_apps(connection, org))
+    found = with_database(lambda connection: service.list_all_apps(connection, org))
     print_table(
         ["app", "state", "created", "id"],
         [[_name(row), state(row.revoked_at), moment(row.created_at), row.id] for row in found],
@@ -57,13 +57,13 @@ def show(name: App) -> None:
             ),
         ]
 
-    print_table(["subject", "what", "per", "at most"], in_database(look))
+    print_table(["subject", "what", "per", "at most"], with_database(look))
 
 
 @app.command()
 def revoke(name: App) -> None:
     """Stop every key of an app, for good."""
-    row = in_database(lambda connection: service.revoke_app(connection, name))
+    row = with_database(lambda connection: service.revoke_app(connection, name))
     print(f"{_name(row)} is revoked: none of its keys works any more.")
 
 

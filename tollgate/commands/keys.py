@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from api.access import service
-from tollgate.commands.connection import in_database
-from tollgate.commands.table import moment, print_table, state
+from tollgate.database import with_database
 from tollgate.errors import TollgateError
+from tollgate.tables import moment, print_table, state
 
 app = typer.Typer(help="Keys of apps, and admin keys.", no_args_is_help=True)
 
@@ -32,7 +32,7 @@ def create(
         if not 0 < expires_in_days <= 36_500:
             raise TollgateError("--expires-in-days must lie above 0 and not above 36500.")
         expires = datetime.now(UTC) + timedelta(days=expires_in_days)
-    shown = in_database(
+    shown = with_database(
         lambda connection: service.create_key(
             connection, app=owner, name=name, scopes=scope or None, expires_at=expires
         )
@@ -46,7 +46,7 @@ def list_(
     owner: Annotated[str | None, typer.Option("--app", metavar="ORG/APP", help="Only this app's.")] = None,
 ) -> None:
     """List keys by their first 8 characters, revoked ones too."""
-    found = in_database(lambda connection: service.list_all_keys(connection, owner))
+    found = with_database(lambda connection: service.list_all_keys(connection, owner))
     print_table(
         ["prefix", "app", "name", "scopes", "state", "created", "expires", "id"],
         [
@@ -70,5 +70,5 @@ def revoke(
     key: Annotated[str, typer.Argument(metavar="ID|PREFIX", help="Its id or first 8 characters.")],
 ) -> None:
     """Stop a key, for good, within a second everywhere."""
-    row = in_database(lambda connection: service.revoke_key(connection, key))
+    row = with_database(lambda connection: service.revoke_key(connection, key))
     print(f"{row.prefix} ({row.name}) is revoked.")

@@ -14,8 +14,8 @@ from engine.probe import probe
 from engine.registry import split_engine_url
 from engine.repository import models
 from ledger.prices import Price, PriceBook, list_prices
-from tollgate.commands.connection import in_database
-from tollgate.commands.table import print_table
+from tollgate.database import with_database
+from tollgate.tables import print_table
 
 PROBE_SECONDS = 2.0  # for each question to an engine that is added
 
@@ -58,7 +58,7 @@ def add(
         book = PriceBook(await list_prices(connection, name))
         return added.id, book.at(name, time.time_ns() // 1000)
 
-    id, price = in_database(work)
+    id, price = with_database(work)
     print(id)
     for warning in asyncio.run(_warnings(pool)):
         print(f"Warning: {warning}", file=sys.stderr)
@@ -96,7 +96,7 @@ async def _warnings(pool: catalogue.Pool) -> list[str]:
 def list_() -> None:
     """List models with their versions and replicas."""
     rows = []
-    for model in in_database(models):
+    for model in with_database(models):
         endpoints = ",".join(model.endpoints)
         for version in model.versions:
             for replica in version.replicas:
@@ -114,5 +114,5 @@ def list_() -> None:
 @app.command()
 def remove(name: Annotated[str, typer.Argument(metavar="MODEL", help="Its name or id.")]) -> None:
     """Remove a model; calls that run go on, and the books keep what it served."""
-    in_database(lambda connection: catalogue.remove_model(connection, name))
+    with_database(lambda connection: catalogue.remove_model(connection, name))
     print(f"{name} is removed.")

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from api.access import service
-from tollgate.commands.connection import in_database
-from tollgate.commands.table import moment, print_table, state
+from tollgate.database import with_database
+from tollgate.tables import moment, print_table, state
 
 app = typer.Typer(help="Organisations: the owners of apps.", no_args_is_help=True)
 
@@ -16,13 +16,13 @@ Organisation = Annotated[str, typer.Argument(metavar="ORG", help="Its name or id
 @app.command()
 def create(name: Annotated[str, typer.Argument(help="Letters, digits, dots, dashes, underscores.")]) -> None:
     """Create an organisation; prints its id."""
-    print(in_database(lambda connection: service.create_organisation(connection, name)).id)
+    print(with_database(lambda connection: service.create_organisation(connection, name)).id)
 
 
 @app.command("list")
 def list_() -> None:
     """List organisations, revoked ones too."""
-    found = in_database(service.list_all_organisations)
+    found = with_database(service.list_all_organisations)
     print_table(
         ["name", "state", "created", "id"],
         [[row.name, state(row.revoked_at), moment(row.created_at), row.id] for row in found],
@@ -32,5 +32,5 @@ def list_() -> None:
 @app.command()
 def revoke(organisation: Organisation) -> None:
     """Stop every key of every app of an organisation, for good."""
-    row = in_database(lambda connection: service.revoke_organisation(connection, organisation))
+    row = with_database(lambda connection: service.revoke_organisation(connection, organisation))
     print(f"{row.name} is revoked: none of its apps' keys works any more.")
