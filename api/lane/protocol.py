@@ -253,6 +253,10 @@ class LaneProtocol(HttpToolsProtocol):
 
     def request_timed_out(self) -> None:
         """The rest of a request did not come in time."""
+        if self.running is not None and self.running.whole:
+            # It was not read: an answer is going out first. Its time begins after that.
+            self.lane.reading[self] = self.loop.time()
+            return
         self._refuse_head(RequestTimedOut())
 
     def _refuse_head(self, error: GatewayError) -> None:
