@@ -105,7 +105,7 @@ class Upstream:
                 _, connection = await self.loop.create_connection(
                     lambda: Connection(self), self.host, self.port
                 )
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, ValueError, RuntimeError):
             self.open -= 1
             self._lost(exchange, "the engine cannot be reached", False)
             return
@@ -117,7 +117,7 @@ class Upstream:
             return
         try:
             connection.begin(exchange, request)
-        except OSError:
+        except (OSError, RuntimeError):
             connection.fail("the engine closed the connection")
 
     def _lost(self, exchange: Exchange, reason: str, sent: bool) -> None:
@@ -148,6 +148,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self.exchange: Exchange | None = None
+        self.ended: Exchange | None = None  # whose answer is whole, while the rest of the read is parsed
+        self.keep = False
         self.idle_since = 0.0
         self.lingering: asyncio.TimerHandle | None = None
         self.closed = False
@@ -189,10 +191,16 @@ class Connection(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
-            self.fail("the engine broke the HTTP protocol")
+            self.keep = False
+            if self.ended is None:
+                self.fail("the engine broke the HTTP protocol")
+        if self.ended is not None:
+            self._end()
 
     def on_message_begin(self) -> None:
         self.headers = []
+        if self.exchange is None:
+            self.keep = False  # more than was asked for: this connection cannot be trusted
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
@@ -216,17 +224,21 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.interim:
             return
-        exchange, self.exchange = self.exchange, None
-        keep = self.parser.should_keep_alive()
+        if self.exchange is not None:
+            self.ended, self.exchange = self.exchange, None
+            self.keep = self.parser.should_keep_alive()
+
+    def _end(self) -> None:
+        """The answer is whole, and all that came with it was read."""
+        exchange, self.ended = self.ended, None
+        assert exchange is not None
         if self.lingering is not None:
             self.lingering.cancel()
             self.lingering = None
-        if exchange is None:
-            return
         exchange.connection = None
         if exchange.paused:
             self.resume_reading()
-        if keep:
+        if self.keep:
             self.rest()
         else:
             self.close()

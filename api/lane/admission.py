@@ -112,7 +112,7 @@ def _with_access(call: Call, access: Access) -> None:
     if ask.cap is not None and ask.cap > call.cap:
         call.extra += b"x-tollgate-max-tokens: %d\r\n" % call.cap
     bound = len(call.body) + TEMPLATE_TOKENS + (TOOLS_TOKENS if "tools" in ask.fields else 0)
-    call.prompt_bound = min(bound, context) if context else bound
+    call.prompt_bound = min(bound, context * ask.prompts) if context else bound
     output = ask.choices * call.cap
     call.hold = price.bound(call.prompt_bound, ask.choices, call.cap)
     reservation = Reservation(
@@ -204,10 +204,13 @@ def _send(call: Call, ready: bytes) -> None:
     if call.left:
         call.end_silently()
         return
-    call.extra += b"x-cache: hit\r\n"
-    if call.ask.stream:
-        call.start_stream()
-        call.pass_on(ready)
-        call.end_stream()
-    else:
-        call.reply_json(200, ready)
+    try:
+        call.extra += b"x-cache: hit\r\n"
+        if call.ask.stream:
+            call.start_stream()
+            call.pass_on(ready)
+            call.end_stream()
+        else:
+            call.reply_json(200, ready)
+    except Exception as error:
+        call.broken(error)

@@ -132,7 +132,7 @@ class StreamedAnswer:
         if call.exchange is not None:
             call.exchange.let_end()
             call.exchange = None
-        if meter.usage is not None:
+        if meter.reports and meter.usage is not None:
             call.complete(meter.usage, "engine")
         else:
             text, events = self.delivered()
@@ -166,7 +166,7 @@ class StreamedAnswer:
                 call.lane.cache.put(call.cache_key, answer)
 
     def so_far(self) -> tuple[Usage, str]:
-        if self.meter.usage is not None:
+        if self.meter.reports and self.meter.usage is not None:
             return self.meter.usage, "engine"
         return Usage(0, 0, self.meter.delivered.events, 0), "counted"
 
@@ -227,6 +227,8 @@ async def count_first(call: "Call", text: str, events: int) -> None:
     usage, flags = await call.lane.counter.count(
         call.replica, call.dialect.endpoint, call.ask.fields, text, events, len(call.body)
     )
+    if call.left:
+        return  # it is counted by what it got, which is not this
     call.close("completed", 200, usage, "counted", None, flags)
 
 

@@ -139,6 +139,12 @@ class Call:
 
     def _opened(self) -> None:
         self.opened = True
+        try:
+            self._after_open()
+        except Exception as error:
+            self.broken(error)
+
+    def _after_open(self) -> None:
         if self.closed:
             # It ended between the record and this turn: the books must hear of that too.
             self.closed, self.left = False, True

@@ -95,6 +95,11 @@ class StreamMeter(ABC):
         """Whether the answer finished, by its own words."""
         return self.done
 
+    @property
+    def reports(self) -> bool:
+        """Whether `usage` says what was used so far, so that nobody needs to count."""
+        return self.usage is not None
+
     def split(self, data: bytes) -> list[bytes]:
         """The whole events that `data` completes, each with its blank line."""
         look_from = 0

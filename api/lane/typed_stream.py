@@ -70,18 +70,21 @@ class ResponseMeter(TypedMeter):
 class MessageMeter(TypedMeter):
     """`message_start` carries the input, each `message_delta` the output so far, `message_stop` ends it."""
 
-    __slots__ = ("stopped",)
+    __slots__ = ("output_said", "stopped")
 
     def __init__(self) -> None:
         super().__init__()
         self.stopped = False
+        self.output_said = False  # the first event says 0: it was sent before any output was made
 
     def read(self, kind: str, content: dict[str, Any]) -> None:
         if kind == "message_start":
             message = content.get("message")
             self.note(message.get("usage") if type(message) is dict else None)
         elif kind == "message_delta":
-            self.note(content.get("usage"))
+            usage = content.get("usage")
+            self.output_said = self.output_said or (type(usage) is dict and "output_tokens" in usage)
+            self.note(usage)
             delta = content.get("delta")
             self.stopped = self.stopped or (type(delta) is dict and bool(delta.get("stop_reason")))
         elif kind == "message_stop":
@@ -92,13 +95,16 @@ class MessageMeter(TypedMeter):
         if type(usage) is not dict:
             return
         before = self.usage or Usage(0, 0, 0, 0)
-        if "input_tokens" not in usage or not usage["input_tokens"]:
-            usage = {
-                **usage,
-                "input_tokens": before.prompt - before.cached,
-                "cache_read_input_tokens": before.cached,
-            }
+        usage = {"output_tokens": before.completion, **usage}
+        if not usage.get("input_tokens"):
+            usage["input_tokens"] = before.prompt - before.cached
+            usage["cache_read_input_tokens"] = before.cached
+            usage["cache_creation_input_tokens"] = 0  # it is in the prompt already
         self.usage = message_usage(usage) or self.usage
+
+    @property
+    def reports(self) -> bool:
+        return self.usage is not None and self.output_said
 
     def is_whole(self) -> bool:
         return self.done and self.stopped

@@ -166,7 +166,7 @@ def test_a_stream_that_its_caller_left_is_not_kept(
     assert ask(gateway, app, BASE).headers["x-cache"] == "miss"
 
 
-@pytest.mark.parametrize("reason", ["abort", "content_filter"])
+@pytest.mark.parametrize("reason", ["content_filter"])
 def test_an_answer_that_ended_for_another_reason_is_not_kept(
     gateway: Gateway, app: App, engine: ScriptedEngine, reason: str
 ) -> None:

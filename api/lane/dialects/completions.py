@@ -4,9 +4,7 @@ from typing import Any
 
 from api.errors import InvalidRequest
 from api.lane.dialects.chat import OpenAIStreams
-from api.lane.dialects.dialect import CHOICES_MAX, whole_number
-
-PROMPTS_MAX = 1024
+from api.lane.dialects.dialect import CHOICES_MAX, count_prompts, whole_number
 
 
 class Completions(OpenAIStreams):
@@ -16,17 +14,16 @@ class Completions(OpenAIStreams):
 
     def check(self, fields: dict[str, Any]) -> None:
         prompt = fields.get("prompt")
-        if type(prompt) is not str and (
-            type(prompt) is not list or not 0 < len(prompt) <= PROMPTS_MAX * 1024
-        ):
+        if type(prompt) is not str and (type(prompt) is not list or not prompt):
             raise InvalidRequest("'prompt' must be a text or a list of texts.", "prompt", "missing_prompt")
+        if (whole_number(fields, "best_of", CHOICES_MAX) or 1) > (
+            whole_number(fields, "n", CHOICES_MAX) or 1
+        ):
+            # Engines differ in it: some make the others and do not count them, some know no such thing.
+            raise InvalidRequest("'best_of' above 'n' is not served.", "best_of", "unsupported_value")
+
+    def prompts(self, fields: dict[str, Any]) -> int:
+        return count_prompts(fields["prompt"], "prompt")
 
     def choices(self, fields: dict[str, Any]) -> int:
-        outputs = max(super().choices(fields), whole_number(fields, "best_of", CHOICES_MAX) or 1)
-        prompt = fields.get("prompt")
-        # A list of numbers is one prompt, given as tokens.
-        if type(prompt) is list and type(prompt[0]) is not int:
-            if len(prompt) > PROMPTS_MAX:
-                raise InvalidRequest(f"'prompt' must hold at most {PROMPTS_MAX} texts.", "prompt")
-            outputs *= len(prompt)
-        return outputs
+        return super().choices(fields) * self.prompts(fields)

@@ -12,8 +12,11 @@ from api.lane.stream import StreamMeter
 from api.lane.usage import Usage, openai_usage
 
 CHOICES_MAX = 128
+PROMPTS_MAX = 2048
 END_USER_BYTES = 64
 INT_MAX = 2**31 - 1
+# Names of an output limit somewhere; one that a wire does not have would still reach an engine that knows it.
+CAP_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 # Never the caller's own: they would reach into the engine's scheduling and its shared prefix cache.
 RESERVED = ("cache_salt", "priority")
 
@@ -28,6 +31,7 @@ class Ask:
     choices: int
     cap: int | None
     end_user: str | None
+    prompts: int = 1
     shows_usage: bool = True
 
 
@@ -54,7 +58,10 @@ class Dialect:
             raise InvalidRequest("This endpoint does not stream; leave 'stream' out.", "stream")
         check_shapes(fields)
         self.check(fields)
-        return Ask(model, fields, bool(stream), self.choices(fields), self.cap(fields), self.end_user(fields))
+        if "n_cmpl" in fields:
+            raise InvalidRequest("'n_cmpl' is not served here; use 'n'.", "n_cmpl", "unsupported_value")
+        choices, prompts = self.choices(fields), self.prompts(fields)
+        return Ask(model, fields, bool(stream), choices, self.cap(fields), self.end_user(fields), prompts)
 
     def check(self, fields: dict[str, Any]) -> None:
         """Raise InvalidRequest when what this wire requires is missing."""
@@ -69,6 +76,10 @@ class Dialect:
     def choices(self, fields: dict[str, Any]) -> int:
         """How many outputs the engine makes for this call."""
         return whole_number(fields, "n", CHOICES_MAX) or 1
+
+    def prompts(self, fields: dict[str, Any]) -> int:
+        """How many prompts stand in the body; each may fill the model's context."""
+        return 1
 
     def cap(self, fields: dict[str, Any]) -> int | None:
         given = [
@@ -102,6 +113,9 @@ class Dialect:
                     edits.drop(name)
             if not written:
                 edits.put(self.cap_fields[0], b"%d" % cap)
+        for name in CAP_FIELDS:
+            if name in ask.fields and name not in self.cap_fields:
+                edits.drop(name)
         return edits
 
     def usage(self, answer: dict[str, Any]) -> Usage | None:
@@ -124,6 +138,22 @@ def whole_number(fields: dict[str, Any], name: str, largest: int) -> int | None:
     if type(value) is not int or not 1 <= value <= largest:
         raise InvalidRequest(f"'{name}' must be a whole number from 1 to {largest}.", name, "invalid_value")
     return value
+
+
+def count_prompts(value: object, name: str) -> int:
+    """How many prompts a field holds: a text or a list of token numbers is one, a list of those several."""
+    if type(value) is not list or not value or type(value[0]) is int:
+        return 1
+    if len(value) > PROMPTS_MAX:
+        raise InvalidRequest(f"'{name}' must hold at most {PROMPTS_MAX} texts.", name)
+    return len(value)
+
+
+def one_output(fields: dict[str, Any]) -> int:
+    """For wires that have no `n`: an engine might still know it."""
+    if fields.get("n") not in (None, 1):
+        raise InvalidRequest("'n' is not served on this endpoint.", "n", "unsupported_value")
+    return 1
 
 
 def end_user(value: object, name: str) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from api.errors import InvalidRequest
-from api.lane.dialects.dialect import Dialect
+from api.lane.dialects.dialect import Dialect, count_prompts
 
 
 class Embeddings(Dialect):
@@ -14,6 +14,9 @@ class Embeddings(Dialect):
     def check(self, fields: dict[str, Any]) -> None:
         if "input" not in fields and "messages" not in fields:
             raise InvalidRequest("'input' must be a text or a list of texts.", "input", "missing_input")
+
+    def prompts(self, fields: dict[str, Any]) -> int:
+        return count_prompts(fields.get("input"), "input")
 
     def choices(self, fields: dict[str, Any]) -> int:
         return 0

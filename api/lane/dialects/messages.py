@@ -3,7 +3,7 @@
 from typing import Any
 
 from api.errors import InvalidRequest
-from api.lane.dialects.dialect import Ask, Dialect, end_user, refuse_media_addresses
+from api.lane.dialects.dialect import Ask, Dialect, end_user, one_output, refuse_media_addresses
 from api.lane.stream import StreamMeter
 from api.lane.typed_stream import MessageMeter
 from api.lane.usage import Usage, message_usage
@@ -27,7 +27,7 @@ class Messages(Dialect):
                 refuse_media_addresses(message["content"])
 
     def choices(self, fields: dict[str, Any]) -> int:
-        return 1
+        return one_output(fields)
 
     def end_user(self, fields: dict[str, Any]) -> str | None:
         metadata = fields.get("metadata")

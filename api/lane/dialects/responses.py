@@ -3,7 +3,7 @@
 from typing import Any
 
 from api.errors import InvalidRequest
-from api.lane.dialects.dialect import Ask, Dialect, refuse_media_addresses
+from api.lane.dialects.dialect import Ask, Dialect, one_output, refuse_media_addresses
 from api.lane.stream import StreamMeter
 from api.lane.typed_stream import ResponseMeter
 from api.lane.usage import Usage, response_usage
@@ -27,7 +27,7 @@ class Responses(Dialect):
             raise InvalidRequest("'background' is not served here; leave it out.", "background")
 
     def choices(self, fields: dict[str, Any]) -> int:
-        return 1
+        return one_output(fields)
 
     def usage(self, answer: dict[str, Any]) -> Usage | None:
         return response_usage(answer.get("usage"))

@@ -2,11 +2,19 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from api.errors import InvalidRequest
 from api.lane.answer import said_by
 from api.lane.dialects.chat import ChatCompletions
+from api.lane.dialects.completions import Completions
+from api.lane.dialects.dialect import CAP_FIELDS, Dialect
+from api.lane.dialects.embeddings import Embeddings
+from api.lane.dialects.messages import Messages
+from api.lane.dialects.responses import Responses
+from api.lane.typed_stream import MessageMeter
+from api.lane.usage import Usage
 
 GOOD: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -99,3 +107,48 @@ def test_an_engines_refusal_is_told_in_the_wires_shape(
     body: bytes, said: tuple[str, str | None, str]
 ) -> None:
     assert said_by(body) == said
+
+
+def test_each_of_several_prompts_may_fill_the_context() -> None:
+    texts = Completions().read({"model": "m", "prompt": ["a", "b", "c"], "n": 2})
+    assert (texts.prompts, texts.choices) == (3, 6)
+    tokens = Completions().read({"model": "m", "prompt": [1, 2, 3]})
+    assert (tokens.prompts, tokens.choices) == (1, 1)
+    assert Embeddings().read({"model": "m", "input": ["a"] * 1000}).prompts == 1000
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields"),
+    [
+        (Completions(), {"prompt": "a", "best_of": 2}),
+        (Completions(), {"prompt": "a", "n_cmpl": 4}),
+        (ChatCompletions(), {"messages": GOOD["messages"], "n_cmpl": 4}),
+        (Responses(), {"input": "a", "n": 4}),
+        (Responses(), {"input": "a", "previous_response_id": "r"}),
+        (Messages(), {"messages": GOOD["messages"], "max_tokens": 5, "n": 4}),
+    ],
+)
+def test_more_output_than_is_held_for_cannot_be_asked_for(dialect: Dialect, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        dialect.read({"model": "m"} | fields)
+
+
+@pytest.mark.parametrize("dialect", [ChatCompletions(), Completions(), Responses(), Messages()])
+def test_no_name_of_an_output_limit_passes_the_cap(dialect: Dialect) -> None:
+    fields = GOOD | {"prompt": "a", "input": "a"} | dict.fromkeys(CAP_FIELDS, 100_000)
+    body = orjson.dumps(fields)
+    sent = orjson.loads(dialect.edits(dialect.read(fields), 50, "m").apply(body))
+    assert {name: sent[name] for name in CAP_FIELDS if name in sent} == dict.fromkeys(dialect.cap_fields, 50)
+
+
+def test_a_messages_stream_that_is_left_before_its_output_was_said_is_counted() -> None:
+    def event(kind: str, **more: object) -> bytes:
+        return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **more}) + b"\n\n"
+
+    meter = MessageMeter()
+    meter.feed(event("message_start", message={"usage": {"input_tokens": 5, "output_tokens": 0}}))
+    meter.feed(event("content_block_delta", delta={"type": "text_delta", "text": "hi"}))
+    assert not meter.reports
+    meter.feed(event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 2}))
+    assert meter.reports
+    assert meter.usage == Usage(5, 0, 2, 0)
