@@ -98,6 +98,24 @@ def test_a_child_that_dies_is_started_again_and_said_so(tmp_path: Path) -> None:
     assert told.lines[1].startswith("api-1 is back after")
 
 
+def test_a_child_is_started_again_although_nobody_can_be_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        def say(line: str) -> None:
+            raise BrokenPipeError(line)
+
+        supervisor = Supervisor(tmp_path, say=say, changed=lambda: None, failed=print)
+        supervisor.watch()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        await supervisor.start(_part("api-1", SLEEPER))
+        supervisor.all_ready()
+        first = supervisor.pids()["api-1"]
+        os.kill(first, signal.SIGKILL)
+        await _until(lambda: supervisor.pids().get("api-1", first) != first)
+        await supervisor.stop()
+
+    asyncio.run(main())
+
+
 def test_restarts_of_a_child_that_keeps_dying_come_at_growing_intervals(tmp_path: Path) -> None:
     starts: list[float] = []
 

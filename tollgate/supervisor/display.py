@@ -1,12 +1,15 @@
 """What the person who runs `tollgate up` sees: a live list of what is waited for, or plain lines.
 
-Every line also goes to logs/up.log.
+Every line also goes to logs/up.log. Output that is gone (a broken pipe, a hung-up terminal, a full disk) stops
+nothing: what runs goes on, and stops in order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -44,16 +47,19 @@ class PlainDisplay:
         self.write_log(words)
         if time.monotonic() - self._progress_at > PROGRESS_SECONDS:
             self._progress_at = time.monotonic()
-            print(f"  {words}", flush=True)
+            with _output_may_be_gone():
+                print(f"  {words}", flush=True)
 
     def say(self, line: str) -> None:
         """Print the line."""
         self.write_log(line)
-        print(line, flush=True)
+        with _output_may_be_gone():
+            print(line, flush=True)
 
     def summary(self, text: str) -> None:
         """Print the text."""
-        print(f"\n{text}", flush=True)
+        with _output_may_be_gone():
+            print(f"\n{text}", flush=True)
 
     def write_log(self, line: str) -> None:
         """Append to the log, if there is one; a full disk must not stop what only reports."""
@@ -106,19 +112,38 @@ class LiveDisplay(PlainDisplay):
     def say(self, line: str) -> None:
         """Print the line above the list."""
         self.write_log(line)
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        with _output_may_be_gone():
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def summary(self, text: str) -> None:
         """End the list and print the text."""
         self.close()
-        self._console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
+        with _output_may_be_gone():
+            self._console.print(f"\n{text}", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """End the live part; lines may follow."""
-        self._live.stop()
+        with _output_may_be_gone():
+            self._live.stop()
 
     def _show(self) -> None:
-        self._live.update(Group(*self._rows.values()))
+        with _output_may_be_gone():
+            self._live.update(Group(*self._rows.values()))
+
+
+@contextlib.contextmanager
+def _output_may_be_gone() -> Iterator[None]:
+    """Printing only: rich turns a broken pipe into SystemExit, all else is an OSError."""
+    try:
+        yield
+    except (OSError, SystemExit) as error:
+        if isinstance(error, OSError) and error.errno not in {errno.EPIPE, errno.EIO}:
+            return  # a full disk may have room again
+        # What is still buffered would be tried again at the exit, and change its code.
+        with contextlib.suppress(OSError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
 
 def display_for_stdout() -> PlainDisplay:

@@ -99,8 +99,10 @@ class _Run:
                 f"The database refused the start ({reason}); mend that and start again."
             ) from error
         finally:
-            self._display.close()
-            await self._end()
+            try:
+                self._display.close()
+            finally:
+                await self._end()
         return 0
 
     def _on_failure(self, failure: ServerFailed) -> None:
@@ -181,12 +183,14 @@ class _Run:
             await connection.close()
 
     async def _end(self) -> None:
-        self._remove_ready()
         began = time.monotonic()
         running = len(self._supervisor.pids())
-        if running:
-            self._display.say("Stopping (once more Ctrl-C kills).")
-        await self._supervisor.stop()
+        try:
+            self._remove_ready()
+            if running:
+                self._display.say("Stopping (once more Ctrl-C kills).")
+        finally:
+            await self._supervisor.stop()
         if running:
             self._display.say(f"Stopped {running} processes after {time.monotonic() - began:.1f} s.")
 

@@ -160,8 +160,8 @@ class Supervisor:
         if not self._all_ready:
             self._failed(self._died_at_start(child))
             return
-        self._say(f"{child.part.name} died ({_cause(child.process.returncode)}); it is started again.")
         self._plan_restart(child)
+        self._say(f"{child.part.name} died ({_cause(child.process.returncode)}); it is started again.")
 
     def _died_at_start(self, child: Child) -> ServerFailed:
         log = self._log(child)
@@ -186,8 +186,8 @@ class Supervisor:
                 await self._launch(child)
                 await self._await_ready(child)
             except (ServerFailed, OSError) as error:
-                self._say(f"{child.part.name} is not back yet: {error}")
                 await self._end(child)
+                self._say(f"{child.part.name} is not back yet: {error}")
                 continue
             break
         child.supervised = True
