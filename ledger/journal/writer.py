@@ -174,6 +174,8 @@ class Journal:
         self._room.failed(error)
 
     def _release_if_done(self, segment: Segment) -> None:
+        if segment not in self._held:
+            return  # let go already, by the one who put its last closes elsewhere
         if segment is self._current or segment.calls or segment.queue or segment.syncing:
             return
         if segment.dirty and not segment.broken:

@@ -393,6 +393,46 @@ def test_closes_wait_for_the_disk_and_are_written_when_it_is_back(tmp_path: Path
     in_loop(work)
 
 
+def test_the_last_close_of_a_file_whose_sync_failed_is_taken_and_written_elsewhere(
+    tmp_path: Path, disk: Disk
+) -> None:
+    async def work(loop: asyncio.AbstractEventLoop) -> None:
+        journal = Journal(tmp_path, loop=loop, segment_bytes=SMALL, sync_seconds=0.001)
+        journal.open(call := opened(), nothing, never)
+        disk.sync_error = errno.EIO
+        await until(lambda: journal._current.broken)
+        disk.sync_error = None
+        first = journal._current
+        written: list[str] = []
+        journal.close_call(closed(call), lambda: written.append(call.id))  # none was opened meanwhile
+        await until(lambda: written)
+        assert not is_locked(first.path)
+        journal.open(another := opened(), nothing, never)
+        await journal.stop()
+        assert records(tmp_path) == [call, closed(call), another]
+
+    in_loop(work)
+
+
+def test_a_file_whose_write_failed_with_its_last_close_is_let_go_once(tmp_path: Path, disk: Disk) -> None:
+    async def work(loop: asyncio.AbstractEventLoop) -> None:
+        faults: list[object] = []
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        journal = Journal(tmp_path, loop=loop, segment_bytes=SMALL)
+        journal.open(call := opened(), nothing, never)
+        await asyncio.sleep(0)
+        disk.write_error = errno.EIO
+        written: list[str] = []
+        journal.close_call(closed(call), lambda: written.append(call.id))
+        loop.call_soon(lambda: setattr(disk, "write_error", None))
+        await until(lambda: written)
+        await journal.stop()
+        assert faults == []
+        assert records(tmp_path) == [call, closed(call)]
+
+    in_loop(work)
+
+
 def test_stopping_on_a_dead_disk_ends_and_says_how_many_closes_are_lost(
     tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
