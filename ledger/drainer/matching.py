@@ -39,6 +39,7 @@ class TrackedFile:
     reader: JournalFile | None = None
     read_to: int = 0
     unresolved: int = 0  # opens of this file whose call is not in the books
+    in_hand: int = 0  # items of this file that were given out and are not committed
     read_out: bool = False  # its writer is gone and nothing is left to read
     failing: bool = False
 
@@ -110,24 +111,26 @@ class Matcher:
     def gather(self, limit: int) -> list[Item]:
         """What can be written now, at most about `limit` items. Each item is given out once."""
         items: list[Item] = []
-        for writer in list(self._writers.values()):
-            for file in writer.files:
-                self._read(writer, file, items, limit)
-                if len(items) >= limit:
-                    return items
-            self._interrupted(writer, items)
+        self._gather(items, limit)
+        for item in items:
+            item.file.in_hand += 1
         return items
 
     def committed(self, items: Iterable[Item]) -> None:
         """These are in the books now."""
         for item in items:
             item.file.committed = max(item.file.committed, item.end)
+            item.file.in_hand -= 1
             if item.opened_in is not None:
                 item.opened_in.unresolved -= 1
 
     def finished(self) -> list[TrackedFile]:
-        """Files that nobody will write or need again, once what was gathered is committed."""
-        return [file for file in self._known.values() if file.read_out and not file.unresolved]
+        """Files that nobody will write or need again: all that they held is in the books."""
+        return [
+            file
+            for file in self._known.values()
+            if file.read_out and not file.unresolved and not file.in_hand
+        ]
 
     def forget(self, file: TrackedFile) -> None:
         del self._known[file.name]
@@ -135,6 +138,14 @@ class Matcher:
         writer.files.remove(file)
         if not writer.files:
             del self._writers[file.name.process]
+
+    def _gather(self, items: list[Item], limit: int) -> None:
+        for writer in list(self._writers.values()):
+            for file in writer.files:
+                self._read(writer, file, items, limit)
+                if len(items) >= limit:
+                    return
+            self._interrupted(writer, items)
 
     def _track(self, name: SegmentName, committed: int) -> None:
         file = TrackedFile(name, str(name), committed)

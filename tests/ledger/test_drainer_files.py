@@ -44,7 +44,10 @@ class Host:
         self.drainer = Drainer(self.journals, self.books, stopping)
 
     def restart(self) -> None:
-        """As after a kill -9: what it knew is gone."""
+        """As after a kill -9: what it knew is gone, and its files are closed."""
+        for file in self.drainer._matcher.files:
+            if file.reader is not None:
+                file.reader.close()
         self.stop()
         self.start()
 
@@ -246,6 +249,27 @@ def test_a_drainer_that_dies_between_commit_and_deletion_books_nothing_twice(hos
     host.restart()
     host.drain()
     assert rows(host.url, totals) == before
+    assert host.files() == []
+
+
+def test_a_file_stays_until_its_last_records_are_committed_also_those_that_open_no_call_of_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledger.drainer.drain.GROUP_CALLS", 3)
+    calls = [opened() for _ in range(4)]
+    closes = [closed(call) for call in calls]
+    unknown = frame(b"O\x07" + b'["from the future"]')
+    first = segment(host, 1, framed(*calls, *closes[:3]))
+    second = segment(host, 2, framed(closes[3]) + unknown)  # as after a failing write: closes had to move
+    assert host.drainer.try_pass()  # what follows the first three calls was read meanwhile
+    assert host.outcomes(*calls) == ["completed", "completed", "completed", None]
+    assert first.exists()
+    assert second.exists()
+    host.restart()
+    host.drain()
+    assert host.outcomes(*calls) == ["completed"] * 4
+    (row,) = host.quarantine()
+    assert row["record"] == unknown
     assert host.files() == []
 
 
