@@ -68,7 +68,7 @@ class Books:
         try:
             self._write_group(items)
         except _REFUSED as error:
-            self._months.clear()  # the reason may be a month that someone dropped
+            self._forget()  # the reason may be a month or an account that someone dropped
             if len(items) > 1:
                 half = len(items) // 2
                 self.write(items[:half])
@@ -112,9 +112,14 @@ class Books:
                 "SELECT set_config('synchronous_commit', 'on', false) "
                 "WHERE current_setting('synchronous_commit') = 'off'"
             )
-            self._months.clear()
+            self._forget()  # it may lead to another server, or to a backup that was restored
             self._connection = connection
         return self._connection
+
+    def _forget(self) -> None:
+        """What is known of the database is asked anew."""
+        self._months.clear()
+        self._accounts.clear()
 
     def _write_group(self, items: Sequence[Item]) -> None:
         calls = [item for item in items if item.refusal is None and item.opened is not None]

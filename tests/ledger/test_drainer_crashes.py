@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from tests.api.own_postgres import OwnPostgres, own_postgres
 from tests.databases import fresh_database, rows
@@ -23,6 +25,11 @@ from tests.waiting import until
 from tollgate.servers import Servers
 
 PRICE_OF_A_CALL = Decimal("0.000223")
+# Only of the test's own database: drainers of others write to the same server.
+SESSIONS = (
+    "SELECT 1 FROM pg_stat_activity"
+    " WHERE application_name = 'tollgate-drainer' AND datname = current_database()"
+)
 
 
 @pytest.fixture
@@ -98,16 +105,12 @@ def test_killed_between_copy_and_commit_it_leaves_nothing_and_the_next_one_books
             until(
                 lambda: rows(
                     books,
-                    "SELECT 1 FROM pg_stat_activity WHERE application_name = 'tollgate-drainer'"
-                    " AND wait_event_type = 'Lock'",
+                    SESSIONS + " AND wait_event_type = 'Lock'",
                 ),
                 "the drainer waits for balances, its rows copied",
             )
             running.kill()
-    until(
-        lambda: not rows(books, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'tollgate-drainer'"),
-        "its session is gone",
-    )
+    until(lambda: not rows(books, SESSIONS), "its session is gone")
     assert rows(books, "SELECT count(*) AS n FROM usage") == [{"n": 0}]
     drain(books, tmp_path / "journal")
     assert check_books(books, []) == {"completed": 290, "interrupted": 10}
@@ -182,6 +185,47 @@ def test_a_second_drainer_says_that_one_runs_and_exits_while_the_first_works_on(
         until(lambda: rows(books, "SELECT 1 FROM usage WHERE id = %s", call.id), "the first one books")
     with drainer(books, tmp_path / "journal", tmp_path / "log2") as third:  # killed above: its lock is free
         third.says("reading")
+
+
+def test_behind_its_address_is_another_database_all_of_a_sudden_and_every_call_is_booked_there(
+    books: str, servers: Servers, tmp_path: Path
+) -> None:
+    def booked(call: Any) -> bool:
+        return bool(rows(books, "SELECT 1 FROM transfers WHERE call_id = %s", call.id))
+
+    journal = tmp_path / "journal"
+    with (
+        fresh_database(servers.database_url) as restored,
+        drainer(books, journal, tmp_path / "log") as running,
+    ):
+        give_price(restored)
+        (before,) = some_calls(journal, 1)
+        until(lambda: booked(before), "it knows the accounts")
+        with psycopg.connect(servers.database_url, autocommit=True) as connection:
+            swap(connection, urlsplit(books).path[1:], urlsplit(restored).path[1:])
+        after = some_calls(journal, 3)
+        until(lambda: rows(books, "SELECT 1 FROM journal_files"), "it writes to the other database")
+        assert running.terminate() == 0
+        assert [booked(call) for call in [before, *after]] == [False, True, True, True]
+        assert rows(books, "SELECT * FROM quarantine") == []
+        assert faults(books) == []
+
+
+def swap(connection: psycopg.Connection[Any], one: str, other: str) -> None:
+    """Each of the two databases has the other's name; whoever is connected is thrown out."""
+    for old, new in ((one, f"{one}_old"), (other, one), (f"{one}_old", other)):
+        connection.execute(
+            sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(sql.Identifier(old))
+        )
+        while connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [old]
+        ).rowcount:
+            pass
+        connection.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(*map(sql.Identifier, (old, new))))
+    for name in (one, other):
+        connection.execute(
+            sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS true").format(sql.Identifier(name))
+        )
 
 
 # Postgres away

@@ -42,7 +42,10 @@ def test_an_alter_behind_a_long_query_gives_up_and_nobody_waits_for_longer(tree:
         ]
         for thread in threads:
             thread.start()
-        running = f"SELECT 1 FROM pg_stat_activity WHERE query = '{LONG_QUERY}' AND state = 'active'"
+        running = (
+            f"SELECT 1 FROM pg_stat_activity WHERE query = '{LONG_QUERY}' AND state = 'active'"
+            " AND datname = current_database()"
+        )
         until(lambda: ask(empty, running), "the long query runs")
         until(lambda: len(waits) > 5, "requests are served")
         begun = time.monotonic()
