@@ -1,7 +1,7 @@
 """What the person who runs `tollgate up` sees: a live list of what is waited for, or plain lines.
 
-Every line also goes to logs/up.log. Output that is gone (a broken pipe, a hung-up terminal, a full disk) stops
-nothing: what runs goes on, and stops in order.
+Every line also goes to logs/up.log. Output that is gone (a broken pipe, a hung-up terminal, a full disk)
+stops nothing: what runs goes on, and stops in order.
 """
 
 from __future__ import annotations
