@@ -1,9 +1,11 @@
 """Children: restarted when they die, stopped in order, and never outliving their supervisor."""
 
 import asyncio
+import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,7 +238,7 @@ def test_a_killed_supervisor_leaves_no_child_and_the_next_start_ends_a_stubborn_
         assert leftovers.end_leftovers(tmp_path) == ["engine-1"]
     finally:
         leftovers.END_SECONDS = before
-    until(lambda: not _alive(pids["engine-1"]), "the leftover is gone")
+    assert not _alive(pids["engine-1"])  # at once: its port is bound next
 
 
 def test_a_process_that_got_a_leftovers_number_is_spared(tmp_path: Path) -> None:
@@ -248,6 +250,55 @@ def test_a_process_that_got_a_leftovers_number_is_spared(tmp_path: Path) -> None
         assert leftovers.end_leftovers(tmp_path) == []
         assert other.poll() is None
         other.kill()
+
+
+def test_a_record_of_another_boot_proves_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.DEVNULL) as other:
+        started = leftovers.start_time(other.pid)
+        assert started is not None
+        record = leftovers.Record(
+            name="api-1", pid=other.pid, started=started, tier=4, stop_signal=15, boot="before"
+        )
+        leftovers.write_records(tmp_path, [record])
+        assert leftovers.end_leftovers(tmp_path) == []
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_leftover_that_ends_by_itself_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+        pass
+    record = leftovers.Record(name="api-1", pid=ended.pid, started=1, tier=4, stop_signal=15)
+    leftovers.write_records(tmp_path, [record])
+    looks = iter([True])  # it runs when it is looked for, and is gone when it is signalled
+    monkeypatch.setattr(leftovers, "_runs", lambda record: next(looks, False))
+    assert leftovers.end_leftovers(tmp_path) == ["api-1"]
+
+
+def test_on_a_full_disk_a_part_comes_back_without_records_and_ready_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(home: Path, records: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def work(supervisor: Supervisor, told: _Told) -> None:
+        await supervisor.start(replace(_part("drainer", ""), prepare=lambda: commands.pop(0)))
+        supervisor.all_ready()
+        monkeypatch.setattr(leftovers, "write_records", full)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
+        for time_back in (1, 2):
+            os.kill(supervisor.pids()["drainer"], signal.SIGKILL)
+            await _until(lambda n=time_back: sum("is back" in line for line in told.lines) == n)
+
+    silent = "import time; time.sleep(60)"
+    commands = [
+        Command(name="drainer", argv=(sys.executable, "-c", code)) for code in (SLEEPER, silent, silent)
+    ]
+    told = _run(tmp_path, work)
+    assert sum("cannot be written down" in line for line in told.lines) == 1
+    assert not any("not back" in line for line in told.lines)
 
 
 def test_records_of_children_are_private_and_follow_every_start(tmp_path: Path) -> None:

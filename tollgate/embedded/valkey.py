@@ -37,7 +37,10 @@ class Valkey:
         """Write the configuration (mode 0600: it holds the password) and say how to run the server."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         config = self.folder / "valkey.conf"
-        write_private(config, "\n".join(self._settings()) + "\n")
+        settings = "\n".join(self._settings()) + "\n"
+        # The same again is not written, so that a full disk keeps no server from coming back.
+        if not config.exists() or config.read_text() != settings:
+            write_private(config, settings)
         return Command(name=f"valkey-{self.role}", argv=(str(binary()), str(config)), cwd=self.folder)
 
     def _settings(self) -> list[str]:

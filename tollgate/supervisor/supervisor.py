@@ -7,7 +7,9 @@ thread, because the kernel ties their death signal to the thread that started th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import shutil
 import signal
 import subprocess
 import time
@@ -25,6 +27,7 @@ PROBE_SECONDS = 0.05
 BACK_OFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 STEADY_SECONDS = 30.0  # a child that lived this long starts again without back-off
 KEEP_LOG_BYTES = 10 << 20
+FULL_DISK_BYTES = 64 << 10  # with less, a part's line in its log may be lost
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class Supervisor:
         self._changed = changed
         self._failed = failed
         self._all_ready = False
+        self._told_unwritten = False
         self._children: dict[str, Child] = {}
         self._restarts: set[asyncio.Task[None]] = set()
         self._preparing: set[asyncio.Future[Command]] = set()
@@ -104,7 +108,8 @@ class Supervisor:
         for tier in sorted({child.part.tier for child in self._children.values()}, reverse=True):
             members = [child for child in self._children.values() if child.part.tier == tier]
             await asyncio.gather(*(self._end(child) for child in members))
-        leftovers.write_records(self.home, ())
+        with contextlib.suppress(OSError):  # a full disk: the next start finds that none of them runs
+            leftovers.write_records(self.home, ())
 
     def kill(self) -> None:
         """Stop everything now: SIGKILL to every group."""
@@ -127,8 +132,7 @@ class Supervisor:
         child.log_start = _size(self._log(child))
         child.process = spawn(command, self._log(child))
         child.started_at = time.monotonic()
-        self._write_records()
-        self._changed()
+        self._note_change()
 
     async def _await_ready(self, child: Child) -> None:
         deadline = time.monotonic() + child.part.start_seconds
@@ -152,7 +156,12 @@ class Supervisor:
                 self._on_death(child)
 
     def _is_ready(self, child: Child) -> bool:
-        return _has_line(self._log(child), child.log_start, child.part.ready_line) and child.part.is_ready()
+        said = _has_line(self._log(child), child.log_start, child.part.ready_line)
+        return (said or self._cannot_say_so()) and child.part.is_ready()
+
+    def _cannot_say_so(self) -> bool:
+        """On a full disk a part that comes back may be unable to write its ready line."""
+        return self._all_ready and shutil.disk_usage(self.logs).free < FULL_DISK_BYTES
 
     def _on_death(self, child: Child) -> None:
         if self._stopping or child.process is None:
@@ -210,8 +219,20 @@ class Supervisor:
             signal_group(child.process.pid, signal.SIGKILL)
             await child.gone.wait()
 
-    def _write_records(self) -> None:
-        leftovers.write_records(self.home, self._records())
+    def _note_change(self) -> None:
+        """Write down who runs. Once all were up, a full disk keeps nobody from coming back: it may be the
+        drainer, which makes room."""
+        try:
+            leftovers.write_records(self.home, self._records())
+            self._changed()
+        except OSError as error:
+            if not self._all_ready:
+                raise
+            if not self._told_unwritten:
+                self._say(f"Who runs cannot be written down in {self.home}: {error.strerror or error}.")
+            self._told_unwritten = True
+        else:
+            self._told_unwritten = False
 
     def _records(self) -> Iterable[leftovers.Record]:
         for name, pid in self.pids().items():
