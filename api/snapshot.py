@@ -199,9 +199,10 @@ class Snapshot:
 
     async def _load_directory(self, connection: asyncpg.Connection) -> None:
         began = time.monotonic()
-        if self.connected and began < self._directory_from:
-            # A new key is found by look_up_key meanwhile; a revoked one must not wait.
+        if self.directory.accesses:
+            # A new key is found by look_up_key meanwhile; a revoked one must not wait for the load.
             await self._drop_revoked(connection, self.directory.accesses)
+        if self.connected and began < self._directory_from:
             self._due.add("directory")
             return
 

@@ -4,12 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import asyncpg
 import pytest
 
 from api import snapshot as snapshot_module
 from api.access import service
+from api.access.directory import Directory
 from api.errors import DirectoryUnavailable
 from api.snapshot import Snapshot
 from engine import catalogue
@@ -170,6 +172,39 @@ async def test_a_revocation_while_the_listening_connection_is_killed_still_takes
             await service.revoke_key(connection, shown.row.id)
             await until(lambda key=key: snapshot.directory.find(key) is None, "the key is gone")  # type: ignore[misc]
             await until(lambda: snapshot.connected, "it is connected again")
+        await connection.close()
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+async def test_a_revocation_does_not_wait_for_the_load_that_it_causes(
+    database: str, monkeypatch: pytest.MonkeyPatch, cut_off: bool
+) -> None:
+    monkeypatch.setattr(snapshot_module, "REST_FACTOR", 0.0)
+    load = snapshot_module.load_directory
+    may_load = asyncio.Event()
+    may_load.set()
+
+    async def long_load(connection: asyncpg.Connection, between: Any) -> Directory:
+        await may_load.wait()  # as when there are a million keys
+        return await load(connection, between)
+
+    monkeypatch.setattr(snapshot_module, "load_directory", long_load)
+    async with running(database) as snapshot:
+        connection = await asyncpg.connect(database)
+        kept, revoked = await new_key(connection), await new_key(connection)
+        await until(lambda: snapshot.directory.find(revoked.key.encode()), "the keys are known")
+        await until(lambda: not snapshot._due, "all is loaded")
+        may_load.clear()
+        if cut_off:
+            for pid in await sessions(connection, "tollgate snapshot"):
+                await connection.execute("SELECT pg_terminate_backend($1)", pid)
+            await until(lambda: not snapshot.connected, "it knows that it is cut off")
+        await service.revoke_key(connection, revoked.row.id)
+        await until(lambda: snapshot.directory.find(revoked.key.encode()) is None, "the key is gone")
+        assert snapshot.directory.find(kept.key.encode()) is not None
+        may_load.set()
+        await until(lambda: snapshot.connected and not snapshot._due, "all is loaded")
+        assert snapshot.directory.find(revoked.key.encode()) is None
         await connection.close()
 
 
