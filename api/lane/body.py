@@ -4,16 +4,31 @@ The closed list of edits stands in docs/wire.md. Bytes that no edit names reach 
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from api.errors import InvalidRequest
 
+# Bounds of what a body may be made of, so that a closer look at any body of 32 MiB stays well under a second.
+MEMBERS_MAX = 256  # members of the body itself; the wires know some 60
+PARTS_MAX = 1_000_000  # strings, lists and objects in it, as counted by their opening signs
+NESTED_MAX = 100_000  # lists and objects in one of its members that have others in them
+# Longer bodies, or with more members, are not searched for each key: one walk is cheaper then.
+SEARCHED_BYTES_MAX = 1 << 20
+SEARCHED_MEMBERS_MAX = 32
+
 # An escape that spells an ASCII letter or sign could hide a second copy of a key ("mod\u0065l").
 _HIDDEN_ASCII = re.compile(rb"\\u00[2-7]")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s"{}\[\],:]+')
-_OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
+# All repeats are possessive: nothing is kept to go back to, so that long strings and lists cost no memory.
+_TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_FLAT = rb'[{\[](?:[^"{}\[\]]++|' + _TEXT + rb")*+[}\]]"  # a list or object with none in it
+_STRING = re.compile(_TEXT)
+_SCALAR = re.compile(rb'[^\s"{}\[\],:]++')
+_BETWEEN = re.compile(rb"[\s,:]*+")
+_UP_TO_A_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _TEXT + b"|" + _FLAT + rb")*+")
+_QUOTE, _OPENING = ord('"'), b"{["
 
 
 class Member:
@@ -27,18 +42,24 @@ class Member:
 
 def parse(body: bytes) -> dict[str, Any]:
     """The body as a dict; InvalidRequest (400) for anything that two readers could understand differently."""
+    openings = body.count(b"{") + body.count(b"[") if len(body) > NESTED_MAX else 0
+    if len(body) > PARTS_MAX and openings + body.count(b'"') // 2 > PARTS_MAX:
+        raise _too_many(f"{PARTS_MAX} strings, lists and objects")
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if type(fields) is not dict:
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    if len(fields) > MEMBERS_MAX:
+        raise _too_many(f"{MEMBERS_MAX} fields")
     try:
         # Written again the same: no key was dropped, none was spelled in a hidden way. Most clients write so.
         same = orjson.dumps(fields) == body
     except orjson.JSONEncodeError:
         raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
-    if not same and _may_repeat_a_key(body, fields):
+    # With that many brackets it is walked in any case, so that edits meet no body that is too much for them.
+    if openings > NESTED_MAX or (not same and _may_repeat_a_key(body, fields)):
         seen: set[str] = set()
         for member in members(body):
             if member.key in seen:
@@ -51,8 +72,14 @@ def parse(body: bytes) -> dict[str, Any]:
     return fields
 
 
+def _too_many(bound: str) -> InvalidRequest:
+    return InvalidRequest(f"The body may be made of {bound} at most.", code="too_many_parts")
+
+
 def _may_repeat_a_key(body: bytes, fields: dict[str, Any]) -> bool:
     """False is sure; True only means that a closer look is needed. A few scans in C for most bodies."""
+    if len(body) > SEARCHED_BYTES_MAX or len(fields) > SEARCHED_MEMBERS_MAX:
+        return True
     if b"\\u00" in body and _HIDDEN_ASCII.search(body):
         return True
     for key in fields:
@@ -63,34 +90,45 @@ def _may_repeat_a_key(body: bytes, fields: dict[str, Any]) -> bool:
     return False
 
 
-def members(body: bytes, start: int = 0) -> list[Member]:
-    """The members of the object that begins at or after `start`, in order. The body is valid JSON."""
-    found: list[Member] = []
-    depth, key, key_start, value_start, last_end, expect_key = 0, "", 0, -1, 0, False
-    for match in _TOKEN.finditer(body, start):
-        token = match.group()
-        if depth == 1:
-            if expect_key and token[:1] == b'"':
-                key, key_start, expect_key = orjson.loads(token), match.start(), False
-                continue
-            if token == b":" and value_start < 0:
-                value_start = 0
-                continue
-            if value_start == 0:
-                value_start = match.start()
-            if token == b"," or token == b"}":
-                if value_start > 0:
-                    found.append(Member(key, key_start, value_start, last_end))
-                value_start, expect_key = -1, True
-        if token in _OPENING:
-            depth += 1
-            expect_key = expect_key or depth == 1
-        elif token in _CLOSING:
-            depth -= 1
-            if depth == 0:
-                break
-        last_end = match.end()
-    return found
+def members(body: bytes, start: int = 0) -> Iterator[Member]:
+    """The members of the object that begins at or after `start`, in order. The body is valid JSON.
+
+    InvalidRequest (400) beyond NESTED_MAX; not for what `parse` has let pass.
+    """
+    at = _after(_BETWEEN, body, body.index(b"{", start) + 1)
+    while body[at] == _QUOTE:
+        key_start, at = at, _after(_STRING, body, at)
+        key = orjson.loads(body[key_start:at])
+        value_start = _after(_BETWEEN, body, at)
+        end = _end_of_value(body, value_start)
+        yield Member(key, key_start, value_start, end)
+        at = _after(_BETWEEN, body, end)
+
+
+def _end_of_value(body: bytes, at: int) -> int:
+    """Where the value ends that begins at `at`. What is in it is passed over by a scan in C, but for the
+    brackets of lists and objects that have others in them."""
+    first = body[at]
+    if first == _QUOTE:
+        return _after(_STRING, body, at)
+    if first not in _OPENING:
+        return _after(_SCALAR, body, at)
+    depth = 0
+    for _ in range(2 * NESTED_MAX):
+        depth += 1 if body[at] in _OPENING else -1
+        at += 1
+        if depth == 0:
+            return at
+        match = _UP_TO_A_BRACKET.match(body, at)
+        if match is not None:
+            at = match.end()
+    raise _too_many(f"{NESTED_MAX} lists and objects with others in them")
+
+
+def _after(pattern: re.Pattern[bytes], body: bytes, at: int) -> int:
+    match = pattern.match(body, at)
+    assert match is not None  # the body is valid JSON
+    return match.end()
 
 
 class Edits:
@@ -137,7 +175,7 @@ class Edits:
         return body[:at] + b",".join(self.added) + joint + rest
 
     def _splice(self, body: bytes, start: int) -> bytes:
-        found = members(body, start)
+        found = list(members(body, start))
         pieces: list[bytes] = []
         at, kept = 0, 0
         for number, member in enumerate(found):
