@@ -7,9 +7,11 @@ does not know them (another one, or they were revoked) gets new ones.
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from hashlib import sha256
@@ -45,28 +47,67 @@ class Keys:
     probe: str
 
 
-async def ensure_app(connection: asyncpg.Connection, organisation: str, app: str) -> None:
-    """Make an organisation and its app where they are missing."""
-    try:
-        await service.find_organisation(connection, organisation)
-    except NotFound:
-        await service.create_organisation(connection, organisation)
-    try:
-        await service.find_app(connection, f"{organisation}/{app}")
-    except NotFound:
-        await service.create_app(connection, organisation, app)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owners:
+    """Whose keys they are, as ORGANISATION/APP. said: a line for each app that had to be another one."""
+
+    app: str
+    probe: str
+    said: tuple[str, ...]
 
 
-async def ensure_keys(connection: asyncpg.Connection, home: Path) -> Keys:
+async def ensure_app(connection: asyncpg.Connection, organisation: str, app: str) -> str:
+    """Make an organisation and its app where they are missing; returns ORGANISATION/APP.
+
+    What was revoked stays so, for good: the next of 'default', 'default-2' and so on that is not is taken.
+    """
+    for name in _numbered(organisation):
+        try:
+            found = await service.find_organisation(connection, name)
+        except NotFound:
+            found = await service.create_organisation(connection, name)
+        if found.revoked_at is None:
+            organisation = name
+            break
+    for name in _numbered(app):
+        try:
+            known = await service.find_app(connection, f"{organisation}/{name}")
+        except NotFound:
+            known = await service.create_app(connection, organisation, name)
+        if known.revoked_at is None:
+            return f"{organisation}/{name}"
+    raise AssertionError("names are endless")
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    for number in itertools.count(2):
+        yield f"{name}-{number}"
+
+
+async def ensure_owners(connection: asyncpg.Connection) -> Owners:
+    """The apps that the keys are for."""
+    found, said = [], []
+    for organisation, app in ((ORGANISATION, APP), (HOUSE, PROBE)):
+        try:
+            owner = await ensure_app(connection, organisation, app)
+        except Conflict:  # another starter on the same database was first
+            owner = await ensure_app(connection, organisation, app)
+        found.append(owner)
+        if owner != f"{organisation}/{app}":
+            said.append(f"The app '{organisation}/{app}' is revoked; '{owner}' takes its place.")
+    return Owners(app=found[0], probe=found[1], said=tuple(said))
+
+
+async def ensure_keys(connection: asyncpg.Connection, home: Path, owners: Owners) -> Keys:
     """The home's keys; new ones for those that this database does not know as working."""
     path = home / "keys.json"
     try:
         known = json.loads(path.read_text())
     except FileNotFoundError:
         known = {}
-    owners = {"app": f"{ORGANISATION}/{APP}", "admin": None, "probe": f"{HOUSE}/{PROBE}"}
     values = {}
-    for name, owner in owners.items():
+    for name, owner in (("app", owners.app), ("admin", None), ("probe", owners.probe)):
         key = known.get(name)
         if not isinstance(key, str) or not await _works(connection, key):
             key = (await service.create_key(connection, app=owner, name="tollgate up")).key
@@ -159,13 +200,3 @@ def _is_dead_here(url: str) -> bool:
     except OSError:
         return True
     return False
-
-
-async def bootstrap(connection: asyncpg.Connection, home: Path) -> Keys:
-    """Apps and keys."""
-    for organisation, app in ((ORGANISATION, APP), (HOUSE, PROBE)):
-        try:
-            await ensure_app(connection, organisation, app)
-        except Conflict:  # another starter on the same database was first
-            await ensure_app(connection, organisation, app)
-    return await ensure_keys(connection, home)

@@ -178,7 +178,10 @@ class _Run:
             for line in await bootstrap.register(connection, chosen.pool, ours=bool(chosen.parts)):
                 self._display.say(line)
             price = await bootstrap.ensure_price(connection, chosen.pool.model, self._options.price)
-            return await bootstrap.bootstrap(connection, self._home), price
+            owners = await bootstrap.ensure_owners(connection)
+            for line in owners.said:
+                self._display.say(line)
+            return await bootstrap.ensure_keys(connection, self._home, owners), price
         finally:
             await connection.close()
 
