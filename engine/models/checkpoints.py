@@ -7,10 +7,12 @@ form that it can. A checkpoint appears whole or not at all.
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Literal, get_args
 
+from engine.death_signal import die_with_parent
 from engine.errors import EnvironmentNotBuilt
 from engine.file_lock import Progress, alone
 from engine.light import bundled_model_file
@@ -59,6 +61,7 @@ def _make(name: Checkpoint, gguf: Path, folder: Path, where: Environment, stamp:
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=die_with_parent(os.getpid(), signal.SIGKILL),
     )
     if made.returncode != 0:
         said = made.stderr.strip()[-LAST_WORDS:]

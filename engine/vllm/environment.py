@@ -8,13 +8,16 @@ was killed goes on where the last whole package was.
 import hashlib
 import importlib.resources
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from engine.death_signal import die_with_parent
 from engine.errors import EnvironmentNotBuilt
 from engine.file_lock import Progress, alone
 
@@ -25,13 +28,18 @@ SPACE = {"cpu": 4 << 30, "gpu": 16 << 30}  # bytes that making it may need: down
 
 Device = Literal["cpu", "gpu"]
 
-# Runs pip so that it dies with the process that waits for it, however that one ends. The environment's
-# Python is always run isolated (-I): it must not see the packages of the folder that Tollgate was started in.
-_PIP = (
-    "import ctypes, runpy, signal, sys;"
-    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, signal.SIGKILL);"
-    "sys.argv[0] = 'pip'; runpy.run_module('pip', run_name='__main__')"
-)
+# Puts pip into an environment as `venv` does, but in this one process: a process of its own would outlive us.
+# The environment's Python is always run isolated (-I): it must not see the packages of the folder that
+# Tollgate was started in.
+_ENSURE_PIP = """
+import ensurepip, runpy, sys
+def run_pip(words, folders=None):
+    sys.path[:0] = folders or []
+    sys.argv[1:] = words
+    runpy.run_module("pip", run_name="__main__", alter_sys=True)
+ensurepip._run_pip = run_pip
+ensurepip.bootstrap(upgrade=True, default_pip=True)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +151,37 @@ class _Builder:
         if self._wanted.python.exists() and self._works():
             return
         self._progress("making an empty environment")
-        command = [sys.executable, "-m", "venv", "--clear", str(self._wanted.folder)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode != 0:
-            said = (made.stdout + made.stderr).strip().splitlines() or ["no reason was given"]
-            raise EnvironmentNotBuilt(f"Python cannot make the environment {self._wanted.folder}: {said[-1]}")
+        folder = self._wanted.folder
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)],
+            [str(self._wanted.python), "-I", "-c", _ENSURE_PIP],
+        ):
+            made = _run(command)
+            if made.returncode != 0:
+                said = (made.stdout + made.stderr).strip().splitlines() or ["no reason was given"]
+                raise EnvironmentNotBuilt(f"Python cannot make the environment {folder}: {said[-1]}")
 
     def _works(self) -> bool:
         """False for one that was moved, or whose making was cut off before pip was in it."""
         trial = [str(self._wanted.python), "-I", "-c", "import pip, sys; print(sys.prefix)"]
-        told = subprocess.run(trial, capture_output=True, text=True, check=False)
+        told = _run(trial)
         return told.stdout.strip() == str(self._wanted.folder)
 
     def _pip(self, what: str, *words: str) -> None:
         """Run `pip install` with `words`, telling each package; the log has everything."""
         self._progress(f"installing {what}")
         install = ["install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check"]
-        command = [str(self._wanted.python), "-I", "-c", _PIP, *install, "--only-binary", ":all:", *words]
+        command = [str(self._wanted.python), "-I", "-m", "pip", *install, "--only-binary", ":all:", *words]
         trouble = ""
         with (
             open(self._log, "a") as log,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running,
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                preexec_fn=die_with_parent(os.getpid(), signal.SIGKILL),  # noqa: PLW1509 (two system calls)
+            ) as running,
         ):
             assert running.stdout is not None
             for line in running.stdout:
@@ -180,9 +198,7 @@ class _Builder:
     def _repair(self) -> None:
         """Install once more what an earlier run was killed in the middle of: its files are not all there."""
         script = importlib.resources.files("engine.vllm").joinpath("unfinished.py").read_text()
-        told = subprocess.run(
-            [str(self._wanted.python), "-I", "-c", script], capture_output=True, text=True, check=False
-        )
+        told = _run([str(self._wanted.python), "-I", "-c", script])
         if told.returncode != 0:
             raise EnvironmentNotBuilt(f"{self._wanted.folder} cannot be checked: remove it and try again.")
         unfinished = told.stdout.split()
@@ -205,6 +221,16 @@ class _Builder:
     def _packages(self) -> Path:
         major, minor = sys.version_info[:2]
         return self._wanted.folder / "lib" / f"python{major}.{minor}" / "site-packages"
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=die_with_parent(os.getpid(), signal.SIGKILL),
+    )
 
 
 def _in_few_words(line: str) -> str | None:

@@ -112,6 +112,43 @@ def test_the_lock_of_a_killed_maker_is_free(tmp_path: Path) -> None:
         assert told == []
 
 
+KILLED = """
+import os, sys, threading
+from pathlib import Path
+from engine.models import checkpoints
+from engine.vllm.environment import Environment, _Builder
+
+class Sleepy(Environment):
+    python = Path(sys.argv[2])
+
+what, folder = sys.argv[1], Path(sys.argv[3])
+where = Sleepy(folder=folder, device="cpu")
+if what == "pip":
+    work, words = _Builder(where, print)._pip, ("nothing",)
+elif what == "trial":
+    work, words = _Builder(where, print)._works, ()
+else:
+    work, words = checkpoints._make, ("tiny-llama", folder, folder / "made", where, "stamp")
+threading.Thread(target=work, args=words, daemon=True).start()
+sys.stdin.read()
+os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("what", ["pip", "trial", "checkpoint"])
+def test_what_makes_it_dies_with_the_process_that_waits(tmp_path: Path, what: str) -> None:
+    pid = tmp_path / "pid"
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}\nexec sleep 60\n")
+    python.chmod(0o755)
+    command = [sys.executable, "-c", KILLED, what, str(python), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as maker:
+        until(pid.exists, "it is at work")
+        maker.kill()
+    running = Path("/proc", pid.read_text().strip(), "cmdline")
+    until(lambda: not running.exists() or running.read_bytes() == b"", "it died too")  # empty: a zombie
+
+
 def distribution(packages: Path, name: str, record: str) -> None:
     (packages / f"{name}.py").write_text("")
     info = packages / f"{name}-1.0.dist-info"
