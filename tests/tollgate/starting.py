@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.waiting import until
 from tollgate.home import SERVER_VARIABLES, Ready, read_ready
-from tollgate.supervisor.leftovers import start_time
+from tollgate.supervisor.leftovers import MARK, start_time
 from tollgate.supervisor.ports import free_ports
 
 READY_SECONDS = 60.0
@@ -96,11 +96,11 @@ class Up:
 
     def processes(self) -> list[int]:
         """Whatever runs with this home's name in its environment, or is a child that was recorded."""
-        mark = f"TOLLGATE_HOME={self.home}".encode()
+        marks = {f"{name}={self.home}".encode() for name in ("TOLLGATE_HOME", MARK)}
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                if entry.name.isdigit() and marks & set((entry / "environ").read_bytes().split(b"\0")):
                     found.append(int(entry.name))
         return [pid for pid in found if start_time(pid) is not None]
 

@@ -23,7 +23,7 @@ from tollgate.embedded.postgres import Postgres
 from tollgate.errors import ServerFailed
 from tollgate.servers import Servers, running_servers
 from tollgate.supervisor.ports import free_ports
-from tollgate.supervisor.process import spawn, stop
+from tollgate.supervisor.process import Command, spawn, stop
 
 
 def _setting(url: str, name: str) -> str:
@@ -165,6 +165,19 @@ def test_as_root_the_database_runs_as_nobody(servers: Servers) -> None:
     status = Path(f"/proc/{servers.pids['postgres']}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("Uid:")]
     assert "0" not in line.split()[1:]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives up its rights")
+def test_a_child_of_another_account_gets_nothing_secret_of_our_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "secret")
+    monkeypatch.setenv("LC_TIME", "C")
+    command = Command(name="env", argv=("/usr/bin/env",), env={"MARK": "home"}, user="nobody", cwd=Path("/"))
+    assert spawn(command, tmp_path / "log").wait(10) == 0
+    names = {line.partition("=")[0] for line in (tmp_path / "log").read_text().splitlines()}
+    assert {"PATH", "LC_TIME", "MARK"} <= names
+    assert {name for name in names if not name.startswith("LC_")} <= {"PATH", "LANG", "TZ", "MARK"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives up its rights")

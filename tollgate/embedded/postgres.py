@@ -24,8 +24,9 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
+from engine.death_signal import die_with_parent
 from tollgate.errors import ServerFailed
-from tollgate.supervisor.process import POLL_SECONDS, Command, die_with_parent, identity
+from tollgate.supervisor.process import POLL_SECONDS, Command, identity, inherited
 
 SUPERUSER = "postgres"
 ROLE = "tollgate"
@@ -125,6 +126,7 @@ class Postgres:
                     *(() if self.durable else ("--no-sync",)),
                 ],
                 cwd=fresh,
+                env=inherited(user),
                 capture_output=True,
                 text=True,
                 check=False,
@@ -259,7 +261,12 @@ def _runs(binaries: Path, user: str | None) -> bool:
     try:
         done = [
             subprocess.run(
-                [binaries / program, "--version"], capture_output=True, check=False, cwd="/", **identity(user)
+                [binaries / program, "--version"],
+                capture_output=True,
+                check=False,
+                cwd="/",
+                env=inherited(user),
+                **identity(user),
             )
             for program in ("initdb", "postgres")
         ]

@@ -7,21 +7,22 @@ supervisor, which then stops the children in order.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pwd
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-POLL_SECONDS = 0.01
+from engine.death_signal import die_with_parent
 
-_libc = ctypes.CDLL(None, use_errno=True)
+POLL_SECONDS = 0.01
+# All of our environment that another account gets to see: the rest may hold secrets, and names our folders.
+SHARED_VARIABLES = ("PATH", "LANG", "TZ")
+SHARED_PREFIX = "LC_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +44,21 @@ class Command:
     pass_fds: tuple[int, ...] = ()
 
 
-def die_with_parent(parent: int, death_signal: int) -> Callable[[], None]:
-    """For preexec_fn: the kernel sends the child this signal when the thread that forked it ends."""
-    prctl = _libc.prctl
-
-    def before_exec() -> None:
-        # Runs after setuid, which would clear the setting; the parent may be gone already.
-        prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec
-
-
 def identity(user: str | None) -> dict[str, Any]:
     """The arguments of subprocess that run a child as another account (None: as our own)."""
     if user is None:
         return {}
     account = pwd.getpwnam(user)
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def inherited(user: str | None) -> dict[str, str]:
+    """What of our environment a child that runs as this account is given (None, our own: all)."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if user is None or name in SHARED_VARIABLES or name.startswith(SHARED_PREFIX)
+    }
 
 
 def spawn(command: Command, log: Path) -> subprocess.Popen[bytes]:
@@ -74,7 +71,7 @@ def spawn(command: Command, log: Path) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command.argv,
-            env={**os.environ, **command.env},
+            env={**inherited(command.user), **command.env},
             cwd=command.cwd,
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
