@@ -5,7 +5,7 @@ from pathlib import Path
 import psycopg
 
 from migrations import graph
-from migrations.errors import DatabaseUnreachable, SchemaAhead, SchemaBehind
+from migrations.errors import AddressMalformed, DatabaseUnreachable, SchemaAhead, SchemaBehind
 
 CONNECT_SECONDS = 5
 
@@ -13,13 +13,19 @@ CONNECT_SECONDS = 5
 def connect(database_url: str, *, application: str) -> psycopg.Connection[tuple[object, ...]]:
     """A connection in autocommit mode.
 
-    Raises DatabaseUnreachable with a sentence that names the server, never the password.
+    Raises DatabaseUnreachable with a sentence that names the server, never the password, and
+    AddressMalformed, whose sentence quotes nothing: what is taken for a host may be of the password.
     """
     try:
         return psycopg.connect(
             database_url, autocommit=True, connect_timeout=CONNECT_SECONDS, application_name=application
         )
-    except psycopg.Error as error:
+    except (psycopg.Error, ValueError) as error:
+        if malformed(database_url, error):
+            raise AddressMalformed(
+                "DATABASE_URL is malformed: it must look like postgresql://USER:PASSWORD@HOST:PORT/DATABASE; "
+                "percent-encode special characters of the password."
+            ) from None
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise DatabaseUnreachable(
             f"Postgres at {address(database_url)} does not take the connection ({lines[-1].strip()}): check "
@@ -27,8 +33,19 @@ def connect(database_url: str, *, application: str) -> psycopg.Connection[tuple[
         ) from error
 
 
+def malformed(url: str, error: Exception | None = None) -> bool:
+    """Whether `error` is a complaint about the address itself, or a bare @ or / of a password ends up in the
+    host or in the path. Neither the error nor parts of the address can then be shown."""
+    if isinstance(error, psycopg.ProgrammingError | ValueError):
+        return True
+    authority, _, path = url.partition("://")[2].partition("/")
+    return authority.count("@") > 1 or "@" in path.partition("?")[0]
+
+
 def address(database_url: str) -> str:
     """host:port/database of a libpq URL, for messages: no user and no password."""
+    if malformed(database_url):
+        return "DATABASE_URL (percent-encode special characters of its password)"
     try:
         parts = psycopg.conninfo.conninfo_to_dict(database_url)
     except psycopg.Error:
@@ -76,7 +93,7 @@ def compare(connection: psycopg.Connection[tuple[object, ...]], versions: Path =
 def check(database_url: str, *, versions: Path = graph.VERSIONS) -> None:
     """Refuses a database whose schema this code does not match, saying which side is behind and what to do.
 
-    Raises SchemaBehind, SchemaAhead, DatabaseUnreachable.
+    Raises SchemaBehind, SchemaAhead, DatabaseUnreachable, AddressMalformed.
     """
     with connect(database_url, application="tollgate-check") as connection:
         compare(connection, versions)

@@ -9,6 +9,10 @@ class DatabaseUnreachable(MigrationError):
     """Postgres at DATABASE_URL did not take the connection."""
 
 
+class AddressMalformed(MigrationError):
+    """DATABASE_URL cannot be read, and no waiting will mend that."""
+
+
 class SchemaMismatch(MigrationError):
     """Code and database are not of the same release."""
 

@@ -429,3 +429,8 @@ def test_what_the_drainer_cannot_start_with_is_one_sentence(
     said = refusal(DATABASE_URL=secret, TOLLGATE_JOURNAL=str(tmp_path))
     assert "does not take the connection" in said
     assert "geheim" not in said
+    for bare in ("%zz", "@", "/", " ", ":1@"):  # what stands in the password as it is
+        url = f"postgresql://tollgate:1{bare}geheim@127.0.0.1:1/tollgate"
+        said = refusal(DATABASE_URL=url, TOLLGATE_JOURNAL=str(tmp_path))
+        assert "DATABASE_URL is malformed" in said
+        assert "geheim" not in said

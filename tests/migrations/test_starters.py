@@ -11,7 +11,14 @@ import pytest
 
 from migrations import graph
 from migrations.check import check
-from migrations.errors import DatabaseUnreachable, MigrationBusy, MigrationFailed, SchemaAhead, SchemaBehind
+from migrations.errors import (
+    AddressMalformed,
+    DatabaseUnreachable,
+    MigrationBusy,
+    MigrationFailed,
+    SchemaAhead,
+    SchemaBehind,
+)
 from migrations.lock import migration_lock
 from migrations.run import upgrade
 from tests.migrations.conftest import Tree, ask, revision
@@ -164,9 +171,9 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(
 ) -> None:
     monkeypatch.setenv("PGHOST", "127.0.0.1")  # for the URLs that name no server
     monkeypatch.setenv("PGPORT", "1")
-    with pytest.raises(DatabaseUnreachable, match="DATABASE_URL") as refusal:
+    with pytest.raises((DatabaseUnreachable, AddressMalformed), match="DATABASE_URL") as refusal:
         check(url)
-    assert "secret@" not in str(refusal.value)
+    assert "secret" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("words", [["api", "--port", "0"], ["ledger.drainer"]], ids=["api", "drainer"])

@@ -56,6 +56,9 @@ def test_a_home_in_use_is_said(servers: Servers, database: str, quick_engine: Sc
         ("secret", "DATABASE_URL is no PostgreSQL address"),
         ("postgresql://u:secret@[::1/x", "DATABASE_URL is no PostgreSQL address"),
         ("postgresql://u:secret@no-such-host.invalid/x", "no-such-host.invalid"),
+        ("postgresql://u:no%zzsecret@127.0.0.1/x", "percent-encode special characters"),
+        ("postgresql://u:no@secret@127.0.0.1:1/x", "percent-encode special characters"),
+        ("postgresql://u:1/secret@127.0.0.1:1/x", "percent-encode special characters"),
     ],
 )
 def test_a_database_url_that_cannot_be_used_is_said_without_its_password(url: str, why: str) -> None:
@@ -91,6 +94,14 @@ def test_a_valkey_that_is_away_is_said(variable: str) -> None:
     with an_up({variable: "redis://:secret@127.0.0.1:1/0"}) as up:
         sentence = up.fails()
         assert f"Valkey at 127.0.0.1:1 ({variable}) cannot be used" in sentence
+        assert "secret" not in sentence
+
+
+@pytest.mark.parametrize("password", ["secret/1", "1/secret"])
+def test_a_valkey_url_that_cannot_be_read_is_said_without_its_password(password: str) -> None:
+    with an_up({"BROKER_URL": f"redis://:{password}@127.0.0.1:1/0"}) as up:
+        sentence = up.fails()
+        assert "BROKER_URL is malformed" in sentence
         assert "secret" not in sentence
 
 

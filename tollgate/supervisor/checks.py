@@ -15,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from migrations.check import malformed
 from tollgate.errors import Unreachable
 
 ANSWER_SECONDS = 5.0
@@ -39,7 +40,9 @@ def check_database(url: str) -> None:
     try:
         with psycopg.connect(url, connect_timeout=int(ANSWER_SECONDS)) as connection:
             version = connection.info.server_version // 10_000
-    except psycopg.Error as error:
+    except (psycopg.Error, ValueError) as error:
+        if malformed(url, error):
+            raise _malformed("DATABASE_URL", "postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from None
         raise Unreachable(
             f"PostgreSQL at {place(url)} (DATABASE_URL) cannot be used: {_reason(error)}; "
             "start that server or correct the address."
@@ -68,6 +71,8 @@ def check_valkey(variable: str, url: str) -> None:
         ) as client:
             client.ping()
     except (redis.RedisError, ValueError, OSError) as error:
+        if malformed(url, error):
+            raise _malformed(variable, "redis://:PASSWORD@HOST:PORT/0") from None
         if any(words in str(error) for words in ASKS_FOR_PASSWORD):
             raise Unreachable(
                 f"Valkey at {place(url)} wants another password or user name than {variable} has: write it "
@@ -113,6 +118,14 @@ def place(url: str) -> str:
         return f"{parts.hostname or '?'}:{parts.port}" if parts.port else parts.hostname or "?"
     except ValueError:
         return "?"
+
+
+def _malformed(variable: str, form: str) -> Unreachable:
+    """Nothing of the address is quoted: what is taken for a host or a port may be of the password."""
+    return Unreachable(
+        f"{variable} is malformed: it must look like {form}; percent-encode special characters of the "
+        "password."
+    )
 
 
 def _scheme(url: str) -> str:
