@@ -61,7 +61,8 @@ def run(settings: Settings) -> None:
 
 
 def wait_for_schema(database_url: str) -> None:
-    """Raises SchemaMismatch, AddressMalformed, and DatabaseUnreachable when Postgres stays away for DATABASE_SECONDS.
+    """Raises SchemaMismatch, AddressMalformed, and DatabaseUnreachable when Postgres stays away for
+    DATABASE_SECONDS.
 
     Waiting here is quicker than being started anew: after an outage calls are served as soon as it ends.
     """
