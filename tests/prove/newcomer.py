@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.prove.report import Report
 from tests.waiting import until
+from tollgate.supervisor.leftovers import MARK
 from tollgate.supervisor.ports import free_ports
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -177,11 +178,11 @@ class _Up:
 
     def _processes(self) -> list[str]:
         """Processes that were started with this clone's TOLLGATE_HOME."""
-        mark = f"TOLLGATE_HOME={self.clone / '.tollgate'}".encode()
+        marks = {f"{name}={self.clone / '.tollgate'}".encode() for name in ("TOLLGATE_HOME", MARK)}
         left = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                if marks & set((folder / "environ").read_bytes().split(b"\0")):
                     left.append(f"process {folder.name}")
         return left
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tollgate.supervisor.leftovers import start_time
+from tollgate.supervisor.leftovers import MARK, start_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Family:
     def left(self, home: Path) -> list[str]:
         """Who of them, of their sessions, or with the home's name in its environment still runs."""
         found = {pid for pid, started in self.members.items() if start_time(pid) == started}
-        mark = f"TOLLGATE_HOME={home}".encode()
+        marks = {f"{name}={home}".encode() for name in ("TOLLGATE_HOME", MARK)}
         for pid in _pids():
             with contextlib.suppress(OSError):
-                if _session(pid) in self.sessions or mark in _environment(pid):
+                if _session(pid) in self.sessions or marks & set(_environment(pid)):
                     found.add(pid)
         return [f"{pid} {_words(pid)}" for pid in sorted(found) if start_time(pid) is not None]
 
