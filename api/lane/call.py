@@ -171,6 +171,8 @@ class Call:
             head = upstream.heads[replica.base_path, self.dialect.path] = request_head(replica, self.dialect)
         request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (head, self.id.encode(), len(body), body)
         self.exchange = upstream.send(request, self)
+        if self.protocol.flow.write_paused:
+            self.pause()  # the connection was, before there was anything to hold back
 
     # What the engine says (engine.upstream.Listener)
 

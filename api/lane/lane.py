@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any
@@ -63,6 +63,8 @@ class Lane:
         self.in_flight: set[Call] = set()
         self.idle: dict[Any, float] = {}  # connection -> since when (loop time)
         self.reading: dict[Any, float] = {}  # connection with half a request -> since when
+        # Connection whose caller does not take what is ready -> since when, and how many bytes are left
+        self.blocked: dict[Any, tuple[float, int]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.ending = False
         self.common = b""
@@ -77,6 +79,7 @@ class Lane:
 
     def _sweep(self) -> None:
         """What timers would do for each call, done for all in one go."""
+        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)  # first: no fault ends the sweeping
         now = self.loop.time()
         if now - self._date_at >= 1.0:
             self._date_at = now
@@ -90,20 +93,28 @@ class Lane:
             and call.heard_at < (between if call.head_sent else first)
         ]  # fmt: skip
         for call in late:
-            try:
-                call.timed_out()
-            except Exception:
-                self.log.exception("call %s met a fault at its end", call.id)
+            self._safely(call.timed_out)
         stuck = now - self.patience.caller
-        for call in [call for call in self.in_flight if 0.0 < call.held_since < stuck and not call.left]:
-            call.protocol.give_up()
+        for connection, (since, size) in list(self.blocked.items()):
+            left = connection.unsent()
+            if left < size:
+                self.blocked[connection] = now, left
+            elif since < stuck:
+                self._safely(connection.give_up)
+            else:
+                self.blocked[connection] = since, left
         oldest = now - KEEP_ALIVE_SECONDS
         for connection in [connection for connection, since in self.idle.items() if since < oldest]:
-            connection.close_idle()
+            self._safely(connection.close_idle)
         oldest = now - REQUEST_SECONDS
         for connection in [connection for connection, since in self.reading.items() if since < oldest]:
-            connection.request_timed_out()
-        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+            self._safely(connection.request_timed_out)
+
+    def _safely(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception:
+            self.log.exception("a fault at the end of a call or connection")
 
     def begin_ending(self) -> None:
         """SIGTERM was seen: calls in flight may end by themselves until shortly before the limit."""
@@ -114,10 +125,7 @@ class Lane:
 
     def _end_calls(self) -> None:
         for call in list(self.in_flight):
-            try:
-                call.shut_down()
-            except Exception:
-                self.log.exception("call %s met a fault at its end", call.id)
+            self._safely(call.shut_down)
 
     async def stop(self) -> None:
         """After the server has closed its connections: nothing of a call may be left open."""

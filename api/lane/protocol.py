@@ -47,7 +47,9 @@ class LaneProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self.running: Call | None = None
+        # Whose turn it is; uvicorn's `cycle` is the request that was read last.
+        self.front: Call | RequestResponseCycle | None = None
+        self.turn_waits = False  # the next turn, and reading, until the caller takes what is ready for it
         self.refused = False
         self.in_head = self.upgrading = False
         self.head_bytes = 0
@@ -56,7 +58,7 @@ class LaneProtocol(HttpToolsProtocol):
     # Parsing
 
     def data_received(self, data: bytes) -> None:
-        self.lane.idle.pop(self, None)
+        idle_since = self.lane.idle.pop(self, None)
         if self.refused:
             return
         if self.in_head:
@@ -71,6 +73,14 @@ class LaneProtocol(HttpToolsProtocol):
                 self._without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("")
+        else:
+            if idle_since is not None and self._is_idle():
+                # It was no request, and no part of one: empty lines keep no connection.
+                self.lane.idle.setdefault(self, idle_since)
+
+    def _is_idle(self) -> bool:
+        runs = self.front is not None or self.turn_waits or self in self.lane.reading
+        return not (runs or self.refused or self.transport.is_closing())
 
     def _without_upgrade(self, rest: bytes) -> None:
         """No other protocol is spoken here, so an upgrade is ignored (RFC 9110, 7.8). The parser has left the
@@ -88,13 +98,16 @@ class LaneProtocol(HttpToolsProtocol):
         self.expect_100_continue = False
         self.headers = []
         self.in_head, self.head_bytes = True, 0
-        self.lane.reading[self] = self.loop.time()
+        if not self.refused:
+            self.lane.reading[self] = self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.in_head = False
+        if self.refused:
+            return
         if self.parser.get_method() == b"CONNECT":
             self._refuse_head(MethodNotAllowed("CONNECT", "a gateway"))
             return
@@ -129,10 +142,9 @@ class LaneProtocol(HttpToolsProtocol):
         elif length > SMALL_BODY_BYTES and key_from_headers(headers) is None and self._after_running(call):
             self._refuse(InvalidKey(), dialect, call.id)
         elif before is None or before.response_complete:
-            self._take_turn(call)
+            self._start_asgi_task(call, self.app)  # type: ignore[arg-type]
         else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((call, self.app))  # type: ignore[arg-type]
+            self._queue(call, self.app)
 
     def _to_fastapi(self) -> None:
         url, headers = self.url, self.headers
@@ -168,37 +180,47 @@ class LaneProtocol(HttpToolsProtocol):
 
     # Turns: answers go out in the order of the requests
 
-    def _take_turn(self, call: Call) -> None:
-        call.turn = True
-        self.running = call
-        if call.whole:
-            begin(call)
-        elif call.headers.get(b"expect", b"").lower() == b"100-continue":
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    def _queue(self, cycle: Any, app: Any) -> None:
+        self.flow.pause_reading()
+        self.pipeline.appendleft((cycle, app))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        waiting: Any = cycle
-        if type(waiting) is Call:
-            self._take_turn(waiting)
-            if not waiting.whole:
-                self.flow.resume_reading()
-        else:
+        """The next turn, of either kind. uvicorn's name for it."""
+        if self.turn_waits:
+            self._queue(cycle, app)
+            return
+        call: Any = cycle
+        self.front = call
+        if type(call) is not Call:
             super()._start_asgi_task(cycle, app)
+            return
+        call.turn = True
+        if call.whole:
+            begin(call)
+            return
+        self.flow.resume_reading()
+        if call.headers.get(b"expect", b"").lower() == b"100-continue":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def call_ended(self, call: Call, keep_alive: bool) -> None:
         """The last byte of a call's answer was written."""
-        if self.running is call:
-            self.running = None
-        if self.transport.is_closing():
-            return
-        if not keep_alive:
+        if not keep_alive and not self.transport.is_closing():
             self.transport.close()
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
+        self.front = None
         if self.transport.is_closing():
-            return
+            self._watch_the_rest()
+        elif self.flow.write_paused:
+            # Answers that nobody reads are not added to.
+            self.turn_waits = True
+            self.flow.pause_reading()
+        else:
+            self._next_turn()
+
+    def _next_turn(self) -> None:
         self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
@@ -214,34 +236,48 @@ class LaneProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self.running is not None:
-            self.running.pause()
+        self.lane.blocked[self] = self.loop.time(), self.unsent()
+        if type(self.front) is Call:
+            self.front.pause()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self.running is not None:
-            self.running.resume()
+        if not self.transport.is_closing():
+            self.lane.blocked.pop(self, None)
+        if type(self.front) is Call:
+            self.front.resume()
+        elif self.turn_waits:
+            self.turn_waits = False
+            if not self.transport.is_closing():
+                self._next_turn()
+
+    def unsent(self) -> int:
+        """Bytes that the caller has not taken."""
+        return self.transport.get_write_buffer_size()
 
     # Ends
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lane.idle.pop(self, None)
         self.lane.reading.pop(self, None)
+        self.lane.blocked.pop(self, None)
         self.pipeline.clear()
-        running, self.running = self.running, None
+        self.turn_waits = False
+        front, self.front = self.front, None
+        if front is not None and type(front) is not Call:
+            # The parent tells the request that was read last only.
+            front.disconnected = True
+            front.message_event.set()
         super().connection_lost(exc)
-        if running is not None and running.whole:
-            running.caller_left()
+        if type(front) is Call and front.whole:
+            front.caller_left()
 
     def shutdown(self) -> None:
         self.lane.begin_ending()
-        cycle: Any = self.cycle
-        if self.running is not None and self.running.whole:
-            self.running.keep_alive = False
-        elif type(cycle) is Call and not cycle.whole:
-            self.transport.close()  # half a request: nothing of it has begun
+        if self.front is None or (type(self.front) is Call and not self.front.whole):
+            self._close()  # nothing has begun, of half a request neither
         else:
-            super().shutdown()
+            self.front.keep_alive = False
 
     def give_up(self) -> None:
         """The caller takes nothing any more: it counts as gone, and pays for what was delivered."""
@@ -249,11 +285,20 @@ class LaneProtocol(HttpToolsProtocol):
 
     def close_idle(self) -> None:
         self.lane.idle.pop(self, None)
+        self._close()
+
+    def _close(self) -> None:
         self.transport.close()
+        self._watch_the_rest()
+
+    def _watch_the_rest(self) -> None:
+        """A connection closes when its last byte was taken; one whose caller takes nothing is given up."""
+        if self.unsent():
+            self.lane.blocked.setdefault(self, (self.loop.time(), self.unsent()))
 
     def request_timed_out(self) -> None:
         """The rest of a request did not come in time."""
-        if self.running is not None and self.running.whole:
+        if self.turn_waits or (self.front is not None and is_read(self.front)):
             # It was not read: an answer is going out first. Its time begins after that.
             self.lane.reading[self] = self.loop.time()
             return
@@ -273,9 +318,22 @@ class LaneProtocol(HttpToolsProtocol):
 
     def _after_running(self, call: Call | None) -> bool:
         """Whether a refusal may be written now: an answer that is going out stays whole, and ends it all."""
-        if self.running is None or self.running is call or not self.running.whole:
+        front = self.front
+        if front is None:
+            if not self.pipeline:
+                return True
+            self._close()  # those that wait have not begun
+        elif isinstance(front, Call):
+            if front is call or not front.whole:
+                return True
+            front.keep_alive = False
+        elif is_read(front) or front.response_started:
+            front.keep_alive = False
+        else:
+            # It is the one whose body is refused: FastAPI hears that nobody waits for its answer.
+            front.disconnected = True
+            front.message_event.set()
             return True
-        self.running.keep_alive = False
         self.refused = True
         return False
 
@@ -289,7 +347,12 @@ class LaneProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self.loop.call_later(LINGER_SECONDS, self._close)
+
+
+def is_read(front: Call | RequestResponseCycle) -> bool:
+    """Whether a request is here whole."""
+    return front.whole if isinstance(front, Call) else not front.more_body
 
 
 def is_plain(headers: dict[bytes, bytes], version: str) -> bool:

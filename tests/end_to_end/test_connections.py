@@ -1,6 +1,9 @@
 """Connections of callers: turns of pipelined requests, lane and FastAPI mixed, HTTP's less usual ways."""
 
+import contextlib
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +11,9 @@ import pytest
 from tests.caller import BrokenOff, Caller, request
 from tests.fakes import vllm_wire as wire
 from tests.fakes.scripted_engine import Pause, Repeat, ScriptedEngine
-from tests.gateway import App, Gateway
+from tests.gateway import App, Gateway, running_gateway
+from tests.waiting import until
+from tollgate.servers import Servers
 
 PROMPT = [{"role": "user", "content": "hi"}]
 
@@ -297,3 +302,149 @@ def test_a_long_body_without_a_key_is_refused_before_it_comes(gateway: Gateway, 
     with Caller(gateway) as caller:
         caller.send(head)
         assert caller.read_reply().status == 401
+
+
+CALLER_LIMIT = 1.0
+# An idle connection is kept for a second, and the first try to close one meets a fault.
+QUICK = """
+import api.lane.lane, api.lane.protocol
+api.lane.lane.KEEP_ALIVE_SECONDS = 1.0
+close_idle = api.lane.protocol.LaneProtocol.close_idle
+def fault(connection):
+    api.lane.protocol.LaneProtocol.close_idle = close_idle
+    raise RuntimeError("a fault while a connection is closed")
+api.lane.protocol.LaneProtocol.close_idle = fault
+"""
+
+
+@pytest.fixture(scope="module")
+def impatient(
+    servers: Servers, database: str, _engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    folder: Path = tmp_path_factory.mktemp("impatient")
+    (folder / "sitecustomize.py").write_text(QUICK)
+    options = (f"--caller-timeout={CALLER_LIMIT}",)
+    env = {"PYTHONPATH": str(folder)}
+    with running_gateway(
+        servers, database, folder, engines=[_engine.url], options=options, env=env
+    ) as gateway:
+        yield gateway
+
+
+def is_held(gateway: Gateway, caller: Caller) -> bool:
+    """Whether the gateway has not closed its end of the connection."""
+    here, there = (f":{port:04X}" for port in (gateway.port, caller.sock.getsockname()[1]))
+    ends = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(end[0].endswith(here) and end[1].endswith(there) and end[2] == "01" for end in ends)
+
+
+def stalled(engine: ScriptedEngine) -> int | None:
+    """How many requests the engine has got, when no more come."""
+    before = len(engine.requests())
+    time.sleep(0.25)
+    return before if before and len(engine.requests()) == before else None
+
+
+def long_answer(engine: ScriptedEngine, size: int) -> None:
+    engine.always(lambda _: [wire.reply(wire.chat_answer("x" * size))])
+
+
+def test_pipelined_calls_whose_answers_nobody_reads_wait(
+    gateway: Gateway, app: App, engine: ScriptedEngine
+) -> None:
+    long_answer(engine, 60_000)
+    with Caller(gateway, receive_buffer=4096) as caller:
+        caller.send(b"".join([request(app, ask())] * 300))
+        assert until(lambda: stalled(engine), "calls wait") < 200
+        for number in range(300):
+            assert caller.read_reply().status == 200, number
+        # And the connection is good for more.
+        caller.send(get("/v1/models", app.key))
+        assert caller.read_reply().status == 200
+    app.usage_rows(300)
+
+
+def test_pipelined_requests_to_fastapi_wait_too(gateway: Gateway, app: App, engine: ScriptedEngine) -> None:
+    long_answer(engine, 8_000_000)
+    with Caller(gateway, receive_buffer=4096) as caller:
+        caller.send(request(app, ask()) + get("/v1/models", app.key))
+        app.usage_rows(1)
+        caller.send(get("/v1/models", app.key) + request(app, ask()))
+        assert [caller.read_reply().status for _ in range(4)] == [200] * 4
+    app.usage_rows(2)
+
+
+def test_a_caller_that_never_reads_its_pipelined_answers_is_given_up(
+    impatient: Gateway, engine: ScriptedEngine
+) -> None:
+    app = impatient.new_app()
+    long_answer(engine, 60_000)
+    with Caller(impatient, receive_buffer=4096) as caller:
+        caller.send(b"".join([request(app, ask())] * 300))
+        made = until(lambda: stalled(engine), "calls wait")
+        until(lambda: not is_held(impatient, caller), "the connection is given up")
+    app.usage_rows(made)
+
+
+def test_a_caller_that_never_reads_the_last_answer_of_its_connection_is_given_up(
+    impatient: Gateway, engine: ScriptedEngine
+) -> None:
+    app = impatient.new_app()
+    long_answer(engine, 12_000_000)
+    with Caller(impatient, receive_buffer=4096) as caller:
+        caller.send(request(app, ask(), headers={"Connection": "close"}))
+        (row,) = app.usage_rows(1)
+        assert row["outcome"] == "completed"
+        until(lambda: not is_held(impatient, caller), "the connection is given up")
+
+
+def test_a_caller_that_reads_slowly_gets_all_of_the_last_answer(
+    impatient: Gateway, engine: ScriptedEngine
+) -> None:
+    app = impatient.new_app()
+    size = 12_000_000
+    long_answer(engine, size)
+    began = time.monotonic()
+    got = 0
+    with Caller(impatient, receive_buffer=1 << 16) as caller:
+        caller.send(request(app, ask(), headers={"Connection": "close"}))
+        while data := caller.sock.recv(200_000):
+            got += len(data)
+            if time.monotonic() - began < 3 * CALLER_LIMIT:
+                time.sleep(0.05)
+    assert got > size
+
+
+def test_empty_lines_keep_no_connection_and_a_fault_does_not_end_the_sweeping(impatient: Gateway) -> None:
+    began = time.monotonic()
+    with Caller(impatient) as caller, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while time.monotonic() - began < 5.0:
+            caller.send(b"\r\n")
+            time.sleep(0.1)
+    assert time.monotonic() - began < 5.0, "it was kept"
+    with Caller(impatient) as caller:
+        caller.wait_closed()
+
+
+@pytest.mark.parametrize("broken", [b"\x00\x01 this is no HTTP \r\n\r\n", POST + b"X: " + b"x" * 200_000])
+def test_a_refusal_does_not_overtake_an_answer_of_fastapi(gateway: Gateway, app: App, broken: bytes) -> None:
+    for _ in range(5):
+        with Caller(gateway) as caller:
+            caller.send(get("/v1/models", app.key) + broken)
+            reply = caller.read_reply()
+            assert reply.status == 200
+            assert reply.json()["object"] == "list"
+            # It is told after that, or not at all when the answer was still to come.
+            with contextlib.suppress(BrokenOff):
+                assert 400 <= caller.read_reply().status < 500
+            caller.wait_closed()
+
+
+def test_a_broken_body_for_fastapi_has_one_answer(gateway: Gateway) -> None:
+    head = b"POST /admin/apps HTTP/1.1\r\nHost: g\r\n"
+    for cut in (0, 0.05):
+        with Caller(gateway) as caller:
+            caller.send(head + CHUNKED)
+            time.sleep(cut)
+            caller.send(b"zz\r\n{}\r\n")
+            assert 400 <= caller.read_reply().status < 500
