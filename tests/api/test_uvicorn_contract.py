@@ -194,6 +194,18 @@ def test_any_object_with_three_attributes_passes_for_a_cycle(protocol: Recording
     assert protocol not in protocol.server_state.connections
 
 
+def test_a_cycle_has_the_state_by_which_the_lane_lets_it_end_before_a_refusal(protocol: Recording) -> None:
+    protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
+    cycle = protocol.cycle
+    assert cycle.more_body
+    protocol.data_received(b"x")
+    assert not cycle.more_body
+    assert cycle.keep_alive
+    assert not (cycle.response_started or cycle.response_complete or cycle.disconnected)
+    assert cycle.message_event.is_set()
+    assert cycle.on_response == protocol.on_response_complete
+
+
 @pytest.mark.parametrize("complete", [None, True], ids=["no request yet", "answered"])
 def test_shutdown_closes_a_connection_without_a_running_cycle(
     protocol: Recording, complete: bool | None
