@@ -201,7 +201,7 @@ def test_a_cycle_has_the_state_by_which_the_lane_lets_it_end_before_a_refusal(pr
     protocol.data_received(b"x")
     assert not cycle.more_body
     assert cycle.keep_alive
-    assert not (cycle.response_started or cycle.response_complete or cycle.disconnected)
+    assert not any((cycle.response_started, cycle.response_complete, cycle.disconnected))
     assert cycle.message_event.is_set()
     assert cycle.on_response == protocol.on_response_complete
 
